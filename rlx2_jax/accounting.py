@@ -5,11 +5,9 @@ A network is a list of layers (I_l, O_l) with sparsities S_l; biases are left ou
     M     = Σ_l (1 − S_l) I_l O_l               parameters of one network (C.3.1)
     FLOPs = Σ_l (1 − S_l) (2 I_l − 1) O_l       one forward pass of one sample (C.3.2)
 
-With A and C the FLOPs of the actor and of one critic, batch size B and n-step targets, an average
-training iteration costs
+A training iteration, with A and C the FLOPs of actor and one critic and batch size B, costs
 
     train = update_critic + update_actor / d + evolve_actor + evolve_critic + trim
-
     update_critic = B (A + 8 C)     TD3         B (n A + 8 C)    SAC: an action at each of n states
     update_actor  = B (3 A + C)     TD3         B (3 A + 2 C)    SAC
     evolve_actor  = B 2 A / ((1 − S_a) Δ_m)     evolve_critic = B 4 C / ((1 − S_c) Δ_m)
@@ -55,10 +53,12 @@ _METHODS = {
     "dense": _Method("dense"),
     "tiny": _Method("tiny"),
     "ss": _Method(),
-    "static": _Method(),
     "set": _Method(),
     "rigl": _Method(dense_gradient=True),
     "rlx2": _Method(dense_gradient=True, robust=True),
+    "rlx2-tiny": _Method("tiny", robust=True),  # these three: the topology ablation (table 3)
+    "rlx2-ss": _Method(robust=True),
+    "rlx2-set": _Method(robust=True),
 }
 
 
@@ -140,14 +140,14 @@ def ledger(
       algo: "td3" or "sac".
       obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
         obs_dim + action_dim inputs.
-      actor_sparsity, critic_sparsity: in [0, 1); not used by "dense".
-      method: "dense", "tiny", "ss" (or "static"), "set", "rigl" or "rlx2".
-      n_step: target length; None is 1, for "rlx2" the paper's (TD3 3, SAC 2).
+      actor_sparsity, critic_sparsity: in [0, 1); not used by dense.
+      method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3).
+      n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
       mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never. As in the paper, Δ_m is not
         multiplied by d for TD3's actor, though its mask changes every d Δ_m iterations only.
       oldest_k, policy_delay: K and d; None is the paper's 8 batch_size, and TD3 2, SAC 1.
       distribution: layer allocation, see `masks.layer_sparsities`.
-      dynamic_buffer: charge for trimming; None is for "rlx2" only.
+      dynamic_buffer: charge for trimming; None is for rlx2 methods only.
       dense_n_step: n of the dense run compared with: 1 in the paper's main table. It changes SAC's
         training ratio only; give n_step's value to compare at equal n.
     """
