@@ -1,0 +1,179 @@
+"""Sparse masks: how many links each layer has, which ones, and what they cover.
+
+A mask is a boolean pytree of the same structure as the parameters. It is all ones on leaves that
+are not sparse (by default everything with fewer than two axes: the biases), so that it can be
+multiplied anywhere. Weights are `[..., in, out]`, as in Flax and Haiku.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.types import Array, Masks, Params
+
+DISTRIBUTIONS = ("erdos_renyi", "erk", "uniform")
+INITS = ("random", "magnitude")
+
+Predicate = Callable[[jax.tree_util.KeyPath, Array], bool]
+
+
+def is_weight(path: jax.tree_util.KeyPath, leaf: Array) -> bool:
+    """The default choice of sparse leaves: everything with two axes or more."""
+    del path
+    return np.ndim(leaf) >= 2
+
+
+def layer_sparsities(
+    shapes: Sequence[Sequence[int]],
+    sparsity: float | Sequence[float],
+    distribution: str = "erdos_renyi",
+) -> list[float]:
+    """The sparsity S_l of each layer, given the sparsity S of the network (appendix B).
+
+        (1 - S) Σ I_l O_l = Σ (1 - S_l) I_l O_l,      1 - S_l = k (I_l + O_l) / (I_l O_l)
+
+    Layers whose density would exceed 1 are held dense and k is solved again for the others.
+
+    Args:
+      shapes: `[(in, out), ...]`; more axes in front (a convolution's window) are allowed.
+      sparsity: S in [0, 1), or one S_l per layer, which is then only checked.
+      distribution: `erdos_renyi` (the paper's), `erk` (all axes enter the sum and the product,
+        which differs for convolutions only) or `uniform` (S_l = S).
+    """
+    shapes = [tuple(int(n) for n in shape) for shape in shapes]
+    for shape in shapes:
+        if len(shape) < 2 or min(shape) < 1:
+            raise ValueError(f"a layer's shape is (..., in, out) with sizes >= 1, got {shape}")
+    if isinstance(sparsity, Sequence):
+        if len(sparsity) != len(shapes):
+            raise ValueError(f"{len(sparsity)} sparsities for {len(shapes)} layers: give one each")
+        return [check_sparsity(s) for s in sparsity]
+    sparsity = check_sparsity(sparsity)
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"unknown distribution {distribution!r}: use one of {DISTRIBUTIONS}")
+
+    sizes = [math.prod(shape) for shape in shapes]
+    budget = (1.0 - sparsity) * sum(sizes)
+    if budget < len(shapes) * (1 - 1e-9):
+        best = 1 - len(shapes) / sum(sizes)
+        raise ValueError(
+            f"sparsity {sparsity} leaves {budget:.3g} links for {len(shapes)} layers, "
+            f"and every layer needs one: use at most {best:.6g}, or larger layers"
+        )
+    if distribution == "uniform":
+        return [sparsity] * len(shapes)
+
+    spans = [shape if distribution == "erk" else shape[-2:] for shape in shapes]
+    raw = [sum(span) / math.prod(span) for span in spans]  # density up to the factor k
+    dense: set[int] = set()
+    while len(dense) < len(shapes):
+        free = [i for i in range(len(shapes)) if i not in dense]
+        links = budget - sum(sizes[i] for i in dense)
+        k = links / sum(raw[i] * sizes[i] for i in free)
+        steepest = max(raw[i] for i in free)
+        if k * steepest <= 1.0:
+            return [0.0 if i in dense else 1.0 - k * raw[i] for i in range(len(shapes))]
+        dense |= {i for i in free if raw[i] == steepest}
+    return [0.0] * len(shapes)
+
+
+def links(shape: Sequence[int], sparsity: float) -> int:
+    """The number of links of a layer: N - floor(S_l N)."""
+    size = math.prod(shape)
+    return size - int(sparsity * size)
+
+
+def init(
+    key: Array,
+    params: Params,
+    sparsity: float | Sequence[float],
+    *,
+    distribution: str = "erdos_renyi",
+    init: str = "random",
+    sparse: Predicate = is_weight,
+) -> Masks:
+    """Initial masks with exactly `links(shape, S_l)` ones in layer l, all ones elsewhere.
+
+    Args:
+      key: decides which links, when `init` is `random`.
+      params: any pytree of arrays.
+      sparsity: of all sparse leaves together, or a list with one value per sparse leaf in the
+        order of `jax.tree.leaves`.
+      init: `random` (the paper's), or `magnitude`, the largest weights of each layer.
+      sparse: which leaves are sparse, given path and leaf.
+    """
+    if init not in INITS:
+        raise ValueError(f"unknown mask init {init!r}: use one of {INITS}")
+    flat, treedef = jax.tree_util.tree_flatten_with_path(params)
+    chosen = [i for i, (path, leaf) in enumerate(flat) if sparse(path, leaf)]
+    if not chosen:
+        raise ValueError("no leaf of params is sparse: give weights with two axes, or `sparse`")
+    sparsities = layer_sparsities([flat[i][1].shape for i in chosen], sparsity, distribution)
+    masks = [jnp.ones(leaf.shape, bool) for _, leaf in flat]
+    for i, layer_sparsity, subkey in zip(chosen, sparsities, jax.random.split(key, len(chosen))):
+        leaf = flat[i][1]
+        score = jnp.abs(leaf) if init == "magnitude" else jax.random.uniform(subkey, leaf.shape)
+        masks[i] = largest(score, links(leaf.shape, layer_sparsity))
+    return jax.tree.unflatten(treedef, masks)
+
+
+def largest(score: Array, count: int | Array) -> Array:
+    """A mask of the `count` largest entries of `score`; of equal ones, the first. `count` may be
+    traced: the program does not depend on it."""
+    order = jnp.argsort(score.ravel(), descending=True, stable=True)
+    chosen = jnp.arange(score.size) < count
+    return jnp.zeros(score.size, bool).at[order].set(chosen, unique_indices=True).reshape(
+        score.shape
+    )
+
+
+def apply(params: Params, masks: Masks) -> Params:
+    """θ ⊙ M_θ."""
+    check_same_tree(params, masks, "params", "masks")
+    return jax.tree.map(lambda p, m: jnp.where(m, p, jnp.zeros((), p.dtype)), params, masks)
+
+
+def live(masks: Masks, *, sparse: Predicate = is_weight) -> int:
+    """The number of live links in sparse leaves (biases are not counted, as in the paper)."""
+    return sum(int(np.asarray(m).sum()) for m in _sparse_leaves(masks, sparse))
+
+
+def sparsity(masks: Masks, *, sparse: Predicate = is_weight) -> float:
+    """The share of links that are absent, over all sparse leaves."""
+    total = sum(np.size(m) for m in _sparse_leaves(masks, sparse))
+    return 1.0 - live(masks, sparse=sparse) / total if total else 0.0
+
+
+def connections(mask: Array) -> Array:
+    """Live links of each input dimension of one `[in, out]` mask: i32[in]."""
+    return mask.sum(axis=-1, dtype=jnp.int32)
+
+
+def check_sparsity(value: float) -> float:
+    """`value` as a float in [0, 1), or an error that says so."""
+    if not (isinstance(value, int | float | np.number) and 0.0 <= float(value) < 1.0):
+        raise ValueError(f"sparsity {value!r} is not in [0, 1): 0 is dense, 0.9 keeps a tenth")
+    return float(value)
+
+
+def check_same_tree(a: Params, b: Params, name_a: str, name_b: str) -> None:
+    """Raises where two trees differ in structure or in the shape of a leaf."""
+    flat_a, tree_a = jax.tree_util.tree_flatten_with_path(a)
+    flat_b, tree_b = jax.tree_util.tree_flatten_with_path(b)
+    if tree_a != tree_b:
+        raise ValueError(
+            f"{name_a} and {name_b} must be the same tree, got {tree_a} and {tree_b}"
+        )
+    for (path, x), (_, y) in zip(flat_a, flat_b):
+        if np.shape(x) != np.shape(y):
+            where = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{name_a}{where} has shape {np.shape(x)} but {name_b}{where} {np.shape(y)}"
+            )
+
+
+def _sparse_leaves(masks: Masks, sparse: Predicate) -> list[Array]:
+    return [m for path, m in jax.tree_util.tree_flatten_with_path(masks)[0] if sparse(path, m)]

@@ -1,0 +1,132 @@
+"""The paper's networks: an MLP actor and twin MLP critics, of any width and depth.
+
+Flax modules create the initial weights. From there on parameters are plain pytrees, and
+`mlp(params, x)` is all that the algorithms know of them.
+"""
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.types import Array, Masks, Params
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+_LOG_2 = math.log(2.0)
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU between them. `scheme` is how weights begin:
+
+    `uniform`: weights and biases U(-1/√fan_in, 1/√fan_in) (TD3);
+    `orthogonal`: orthogonal weights of gain 1, zero biases (SAC).
+    """
+
+    features: Sequence[int]
+    scheme: str = "uniform"
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for i, size in enumerate(self.features):
+            if self.scheme == "uniform":
+                bound = 1.0 / math.sqrt(x.shape[-1])
+                draw = lambda key, shape, dtype, b=bound: jax.random.uniform(  # noqa: E731
+                    key, shape, dtype, -b, b
+                )
+                kernel_init, bias_init = draw, draw
+            else:
+                kernel_init, bias_init = nn.initializers.orthogonal(), nn.initializers.zeros_init()
+            x = nn.Dense(
+                size, kernel_init=kernel_init, bias_init=bias_init, param_dtype=jnp.dtype(self.dtype)
+            )(x)
+            x = nn.relu(x) if i + 1 < len(self.features) else x
+        return x
+
+
+def init(
+    key: Array,
+    sizes: Sequence[int],
+    *,
+    scheme: str = "uniform",
+    width: int | None = None,
+    dtype: str = "float32",
+) -> tuple[Params, Masks]:
+    """Initial weights of an MLP of `sizes = (in, hidden..., out)`, and the block they fill.
+
+    With `width` (the Tiny baseline) every hidden layer has `width` units: a small MLP is created
+    with its own fan-ins and put into the corner of arrays of the full shape, zeros around it.
+
+    Returns:
+      params: `{"Dense_l": {"kernel": [in, out], "bias": [out]}}`.
+      block: the same tree, True where the small network lies (everywhere without `width`).
+    """
+    inner = [min(h, width or h) for h in sizes[1:-1]]
+    module = MLP([*inner, sizes[-1]], scheme, dtype)
+    small = module.init(key, jnp.zeros((1, sizes[0]), jnp.dtype(dtype)))["params"]
+    full = {
+        f"Dense_{i}": {"kernel": (sizes[i], sizes[i + 1]), "bias": (sizes[i + 1],)}
+        for i in range(len(sizes) - 1)
+    }
+
+    def corner(shape: tuple[int, ...], block: Array) -> Array:
+        return jnp.pad(block, [(0, n - m) for n, m in zip(shape, block.shape)])
+
+    put = lambda shape, leaf: corner(shape, leaf)  # noqa: E731
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    params = jax.tree.map(put, full, small, is_leaf=is_shape)
+    block = jax.tree.map(lambda s, x: put(s, jnp.ones_like(x, bool)), full, small, is_leaf=is_shape)
+    return params, block
+
+
+def mlp(params: Params, x: Array) -> Array:
+    """The network's output for `x: [..., in]`: ReLU between layers, linear at the end."""
+    last = len(params) - 1
+    for i in range(last + 1):
+        layer = params[f"Dense_{i}"]
+        x = x @ layer["kernel"]
+        x = x + jnp.broadcast_to(layer["bias"], x.shape)
+        x = jax.nn.relu(x) if i < last else x
+    return x
+
+
+def policy(params: Params, obs: Array) -> Array:
+    """TD3's deterministic policy π(s; φ) = tanh(mlp(s)), in [-1, 1]: `[..., act]`."""
+    return jnp.tanh(mlp(params, obs))
+
+
+def q_values(params: Params, obs: Array, action: Array) -> tuple[Array, Array]:
+    """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`."""
+    x = jnp.concatenate([obs, action], axis=-1)
+    return mlp(params["q1"], x)[..., 0], mlp(params["q2"], x)[..., 0]
+
+
+def q_value(params: Params, obs: Array, action: Array) -> Array:
+    """The first critic alone, Q_θ1(s, a): `[...]`."""
+    return mlp(params["q1"], jnp.concatenate([obs, action], axis=-1))[..., 0]
+
+
+def gaussian(params: Params, obs: Array) -> tuple[Array, Array]:
+    """SAC's policy before squashing: mean and log σ, log σ = -5 + 3.5 (tanh + 1)."""
+    mean, raw = jnp.split(mlp(params, obs), 2, axis=-1)
+    half = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
+    return mean, LOG_STD_MIN + half * (jnp.tanh(raw) + 1.0)
+
+
+def squashed_mean(params: Params, obs: Array) -> Array:
+    """SAC's noise-free action tanh(mean): `[..., act]`."""
+    return jnp.tanh(gaussian(params, obs)[0])
+
+
+def squashed_sample(params: Params, obs: Array, noise: Array) -> tuple[Array, Array]:
+    """a = tanh(u), u = mean + σ ε, and log π(a|s) = log N(u) - Σ log(1 - tanh² u).
+
+    `noise` ε is standard normal, `[..., act]`; the log probability is `[...]`.
+    """
+    mean, log_std = gaussian(params, obs)
+    u = mean + jnp.exp(log_std) * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
+    log_slope = 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))  # log(1 - tanh² u), stable
+    return jnp.tanh(u), jnp.sum(log_normal - log_slope, axis=-1)

@@ -1,0 +1,184 @@
+"""RLx2-SAC (Algorithm 6): `init`, `act` and `update` of one lane, as pure functions."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax import networks, returns, topology
+from rlx2_jax.agent import make_network, switched_n, topology_options
+from rlx2_jax.config import Config, Hyper, Lane, widths
+from rlx2_jax.types import Array, Batch, Network, Params
+
+
+class State(NamedTuple):
+    """π_φ, Q_θ1 and Q_θ2 with their masks and moments, θ'_1 and θ'_2, and log α."""
+
+    actor: Network
+    critic: Network
+    log_alpha: Array
+    alpha_moments: Any
+    leak: Params | None  # what the actor's loss left in the critic's gradient (`reference`)
+
+
+class Noise(NamedTuple):
+    """The standard normal draws of one update."""
+
+    target: Array  # [n_max, batch, act], for ã_{i+1} .. ã_{i+n}
+    actor: Array  # [batch, act]
+
+
+def init(key: Array, config: Config, lane: Lane) -> State:
+    """Sparse networks with random parameters and masks, α = 1 (Algorithm 6, lines 1-3)."""
+    actor_key, critic_key = jax.random.split(key)
+    actor_width, critic_width = widths(config, lane)
+    actor = make_network(
+        actor_key, config, lane, config.actor_sizes, lane.actor_sparsity, actor_width, target=False
+    )
+    critic = make_network(
+        critic_key,
+        config,
+        lane,
+        config.critic_sizes,
+        lane.critic_sparsity,
+        critic_width,
+        names=("q1", "q2"),
+    )
+    log_alpha = jnp.zeros((), jnp.dtype(config.dtype))
+    leak = jax.tree.map(jnp.zeros_like, critic.params) if config.sac_growth == "leaked" else None
+    return State(actor, critic, log_alpha, topology.adam.init(log_alpha), leak)
+
+
+def mean_action(actor: Params, obs: Array) -> Array:
+    """The noise-free action tanh(mean): `[..., obs] -> [..., act]`."""
+    return networks.squashed_mean(actor, obs)
+
+
+def act(
+    state: State, obs: Array, key: Array, config: Config, hyper: Hyper
+) -> tuple[Array, Array]:
+    """a ~ π_φ(s) (line 5), and the noise-free action: `[..., act]` each."""
+    del hyper
+    mean = mean_action(state.actor.params, obs)
+    if config.exploration == "mean":
+        return mean, mean
+    noise = jax.random.normal(key, mean.shape, mean.dtype)
+    return networks.squashed_sample(state.actor.params, obs, noise)[0], mean
+
+
+def draw_noise(key: Array, config: Config) -> Noise:
+    """All random numbers of one update."""
+    target_key, actor_key = jax.random.split(key)
+    shape = (config.batch_size, config.action_dim)
+    dtype = jnp.dtype(config.dtype)
+    return Noise(
+        jax.random.normal(target_key, (config.n_max, *shape), dtype),
+        jax.random.normal(actor_key, shape, dtype),
+    )
+
+
+def update(
+    state: State,
+    batch: Batch,
+    key: Array,
+    step: Array,
+    count: Array,
+    config: Config,
+    hyper: Hyper,
+    *,
+    noise: Noise | None = None,
+) -> tuple[State, dict[str, Array]]:
+    """One gradient update (Algorithm 6, lines 10-25). Arguments as in `td3.update`; `noise`
+    replaces what would be drawn from `key`."""
+    noise_key, critic_key, actor_key = jax.random.split(key, 3)
+    noise = draw_noise(noise_key, config) if noise is None else noise
+    alpha = jnp.exp(state.log_alpha)
+    y = _target(
+        state, batch, noise.target, alpha, switched_n(step, count, config, hyper), config, hyper
+    )
+
+    def critic_loss(params: Params) -> tuple[Array, Array]:
+        q1, q2 = networks.q_values(params, batch.obs, batch.action)
+        return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
+
+    (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
+    options = topology_options(config)
+    scores = None if state.leak is None else jax.tree.map(jnp.add, grads, state.leak)
+    critic = topology.learn(
+        state.critic,
+        grads,
+        hyper.learning_rate,
+        count,
+        hyper.critic,
+        critic_key,
+        scores=scores,
+        **options,
+    )
+
+    def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
+        action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
+        q1, q2 = networks.q_values(judges, batch.obs, action)
+        return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
+
+    def actor_step() -> State:
+        argnums = 0 if state.leak is None else (0, 1)
+        (_, log_prob), found = jax.value_and_grad(actor_loss, argnums, has_aux=True)(
+            state.actor.params, critic.params
+        )
+        actor_grads, leak = (found, None) if state.leak is None else found
+        actor = topology.learn(
+            state.actor,
+            actor_grads,
+            hyper.learning_rate,
+            count // config.policy_delay,
+            hyper.actor,
+            actor_key,
+            **options,
+        )
+        log_alpha, alpha_moments = _temperature(state, log_prob, hyper)
+        return State(actor, critic, log_alpha, alpha_moments, leak)
+
+    new = jax.lax.cond(
+        count % config.policy_delay == 0, actor_step, lambda: state._replace(critic=critic)
+    )
+    critic = jax.lax.cond(
+        count % config.target_interval == 0,
+        lambda: topology.polyak(new.critic, hyper.tau),
+        lambda: new.critic,
+    )
+    metrics = {"critic_loss": loss, "q": q, "target": jnp.mean(y), "alpha": alpha}
+    return new._replace(critic=critic), metrics
+
+
+def _target(
+    state: State,
+    batch: Batch,
+    noise: Array,
+    alpha: Array,
+    n: Array,
+    config: Config,
+    hyper: Hyper,
+) -> Array:
+    """Lines 10-13: entropy at every s_{i+1} .. s_{i+m}, Q at the last: [batch].
+
+    Actions come from the online actor, so each state of the window needs one forward pass."""
+    step = jax.vmap(
+        lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
+    )(batch.reward, batch.terminated, batch.truncated)
+    actions, log_probs = networks.squashed_sample(
+        state.actor.params, batch.next_obs, jnp.swapaxes(noise, 0, 1)
+    )
+    last = step.last[:, None, None]
+    last_obs = jnp.take_along_axis(batch.next_obs, last, axis=1)[:, 0]
+    last_action = jnp.take_along_axis(actions, last, axis=1)[:, 0]
+    q1, q2 = networks.q_values(state.critic.target, last_obs, last_action)
+    return jax.vmap(returns.sac_target, (0, 0, 0, None))(
+        step, jnp.minimum(q1, q2), log_probs, alpha
+    )
+
+
+def _temperature(state: State, log_prob: Array, hyper: Hyper) -> tuple[Array, Any]:
+    """α ← α - λ ∇ mean(-α log π - α H̄) (line 23), on log α: new log α and its moments."""
+    gradient = jnp.exp(state.log_alpha) * jnp.mean(-log_prob - hyper.target_entropy)
+    step, moments = topology.adam.update(gradient, state.alpha_moments)
+    return state.log_alpha - hyper.learning_rate * step, moments

@@ -1,0 +1,137 @@
+"""RLx2-TD3 (Algorithm 5): `init`, `act` and `update` of one lane, as pure functions."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax import networks, returns, topology
+from rlx2_jax.agent import make_network, switched_n, topology_options
+from rlx2_jax.config import Config, Hyper, Lane, widths
+from rlx2_jax.types import Array, Batch, Network, Params
+
+
+class State(NamedTuple):
+    """π_φ and Q_θ1, Q_θ2, each with its mask, moments and target."""
+
+    actor: Network
+    critic: Network
+
+
+def init(key: Array, config: Config, lane: Lane) -> State:
+    """Sparse networks with random parameters and masks (Algorithm 5, lines 1-3)."""
+    actor_key, critic_key = jax.random.split(key)
+    actor_width, critic_width = widths(config, lane)
+    return State(
+        actor=make_network(
+            actor_key, config, lane, config.actor_sizes, lane.actor_sparsity, actor_width
+        ),
+        critic=make_network(
+            critic_key,
+            config,
+            lane,
+            config.critic_sizes,
+            lane.critic_sparsity,
+            critic_width,
+            names=("q1", "q2"),
+        ),
+    )
+
+
+def mean_action(actor: Params, obs: Array) -> Array:
+    """The noise-free policy π(s; φ): `[..., obs] -> [..., act]`."""
+    return networks.policy(actor, obs)
+
+
+def act(
+    state: State, obs: Array, key: Array, config: Config, hyper: Hyper
+) -> tuple[Array, Array]:
+    """a = π(s; φ) + ε, ε ~ N(0, σ), clipped to [-1, 1] (line 5), and π(s; φ): `[..., act]`."""
+    del config
+    mean = mean_action(state.actor.params, obs)
+    noise = hyper.exploration_noise * jax.random.normal(key, mean.shape, mean.dtype)
+    return jnp.clip(mean + noise, -1.0, 1.0), mean
+
+
+def update(
+    state: State,
+    batch: Batch,
+    key: Array,
+    step: Array,
+    count: Array,
+    config: Config,
+    hyper: Hyper,
+    *,
+    expert: Params | None = None,
+) -> tuple[State, dict[str, Array]]:
+    """One gradient update (Algorithm 5, lines 10-25).
+
+    Args:
+      batch: windows of `config.n_max` steps.
+      key: for target smoothing and random growth.
+      step, count: environment steps and gradient updates, this one included (from 1); neither
+        may be batched over lanes, so that policy delay and mask updates stay real branches.
+      expert: critic parameters of a trained dense expert: RigL+Q*, where its Q replaces the
+        learned one in the actor's loss and is what the critic regresses to.
+    """
+    noise_key, critic_key, actor_key = jax.random.split(key, 3)
+    y = _target(state, batch, noise_key, switched_n(step, count, config, hyper), config, hyper)
+    if expert is not None:
+        y = networks.q_value(expert, batch.obs, batch.action)
+
+    def critic_loss(params: Params) -> tuple[Array, Array]:
+        q1, q2 = networks.q_values(params, batch.obs, batch.action)
+        return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
+
+    (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
+    options = topology_options(config)
+    critic = topology.learn(
+        state.critic,
+        grads,
+        hyper.learning_rate,
+        count,
+        hyper.critic,
+        critic_key,
+        **options,
+    )
+    judge = critic.params if expert is None else expert
+
+    def actor_loss(params: Params) -> Array:
+        return -jnp.mean(networks.q_value(judge, batch.obs, networks.policy(params, batch.obs)))
+
+    def actor_step() -> tuple[Network, Array]:
+        loss, grads = jax.value_and_grad(actor_loss)(state.actor.params)
+        own_count = count // config.policy_delay
+        actor = topology.learn(
+            state.actor, grads, hyper.learning_rate, own_count, hyper.actor, actor_key, **options
+        )
+        return actor, loss
+
+    actor, loss_actor = jax.lax.cond(
+        count % config.policy_delay == 0, actor_step, lambda: (state.actor, jnp.zeros_like(loss))
+    )
+    actor, critic = jax.lax.cond(
+        count % config.target_interval == 0,
+        lambda: (topology.polyak(actor, hyper.tau), topology.polyak(critic, hyper.tau)),
+        lambda: (actor, critic),
+    )
+    metrics = {"critic_loss": loss, "actor_loss": loss_actor, "q": q, "target": jnp.mean(y)}
+    return State(actor, critic), metrics
+
+
+def _target(
+    state: State, batch: Batch, key: Array, n: Array, config: Config, hyper: Hyper
+) -> Array:
+    """y = Σ γ^k r_{i+k} + γ^m min_j Q_{θ'_j}(s_{i+m}, ã), ã = π_{φ'}(s_{i+m}) + clip(ε): [batch]
+    (lines 10-13)."""
+    step = jax.vmap(
+        lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
+    )(batch.reward, batch.terminated, batch.truncated)
+    last_obs = jnp.take_along_axis(batch.next_obs, step.last[:, None, None], axis=1)[:, 0]
+    action = networks.policy(state.actor.target, last_obs)
+    noise = hyper.target_noise * jax.random.normal(key, action.shape, action.dtype)
+    noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+    q1, q2 = networks.q_values(
+        state.critic.target, last_obs, jnp.clip(action + noise, -1.0, 1.0)
+    )
+    return returns.td3_target(step, jnp.minimum(q1, q2))

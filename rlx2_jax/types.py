@@ -1,0 +1,48 @@
+"""The data that flows between modules: transitions, n-step batches, networks."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = Any  # a pytree of arrays
+Masks = Any  # the same pytree, boolean
+
+
+class Transition(NamedTuple):
+    """One environment step. Leading axes are free; `buffer.add` takes `[envs, ...]` or none.
+
+    `next_obs` is the observation that the action really led to (the final one at an episode's
+    end), `mean` the noise-free action of the policy that acted, or None where it is not kept.
+    """
+
+    obs: Array  # [obs]
+    action: Array  # [act], in [-1, 1]
+    reward: Array  # []
+    next_obs: Array  # [obs]
+    terminated: Array  # [] bool: the episode ended in the task, nothing follows
+    truncated: Array  # [] bool: the episode was cut, the state has a value
+    mean: Array | None = None  # [act]
+
+
+class Batch(NamedTuple):
+    """n-step windows `(s_t, a_t, r_t, s_{t+1}, ..., r_{t+n-1}, s_{t+n})`, one per row.
+
+    What lies behind a window's first terminated or truncated step belongs to another episode.
+    """
+
+    obs: Array  # [batch, obs]
+    action: Array  # [batch, act]
+    reward: Array  # [batch, n]
+    next_obs: Array  # [batch, n, obs]
+    terminated: Array  # [batch, n] bool
+    truncated: Array  # [batch, n] bool
+
+
+class Network(NamedTuple):
+    """One trained network: θ, its mask M_θ, Adam's moments, and the target θ' (or None)."""
+
+    params: Params
+    masks: Masks
+    moments: Any  # optax.ScaleByAdamState
+    target: Params | None
