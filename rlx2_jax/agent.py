@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import masks, networks, topology
+from rlx2_jax import masks, networks, optimize
 from rlx2_jax.config import Config, Hyper, Lane, resolve
 from rlx2_jax.types import Array, Network
 
@@ -32,10 +32,8 @@ def make_network(
             make_network(k, config, lane, sizes, sparsity, width, target=target)
             for k in jax.random.split(key, len(names))
         ]
-        params, mask, dense = (
-            dict(zip(names, (part[i] for part in parts))) for i in (0, 1, 3)
-        )
-        return topology.init(params, mask, target=dense if target else None)
+        params, mask, dense = (dict(zip(names, (part[i] for part in parts))) for i in (0, 1, 3))
+        return optimize.init(params, mask, target=dense if target else None)
     lane = resolve(config, lane)
     weight_key, mask_key = jax.random.split(key)
     dense, block = networks.init(
@@ -51,7 +49,7 @@ def make_network(
     mask = jax.tree.map(jnp.logical_and, chosen, block)
     params = masks.apply(dense, mask)
     own_target = (params if config.targets == "masked" else dense) if target else None
-    return topology.init(params, mask, target=own_target)
+    return optimize.init(params, mask, target=own_target)
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:
@@ -61,7 +59,7 @@ def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array
 
 
 def topology_options(config: Config) -> dict[str, Any]:
-    """The static choices that `topology.learn` takes from a `Config`."""
+    """The static choices that `optimize.step` takes from a `Config`."""
     return {
         "interval": config.mask_interval,
         "mask_step": config.mask_step,

@@ -39,9 +39,7 @@ class Buffer(NamedTuple):
     length: Array  # i32[]: steps that are valid, the newest being `written - 1`
 
 
-def init(
-    capacity: int, example: Transition, *, horizon: int | None = None, n: int = 1
-) -> Buffer:
+def init(capacity: int, example: Transition, *, horizon: int | None = None, n: int = 1) -> Buffer:
     """An empty buffer for `capacity` transitions.
 
     Args:

@@ -98,7 +98,9 @@ class Config:
                 f"{self.num_envs} environment(s): use at least {self.n_max * self.num_envs}"
             )
         if not 0 <= self.warmup < self.steps:
-            raise ValueError(f"warmup={self.warmup} must be at least 0 and below steps={self.steps}")
+            raise ValueError(
+                f"warmup={self.warmup} must be at least 0 and below steps={self.steps}"
+            )
 
     @property
     def actor_sizes(self) -> tuple[int, ...]:

@@ -125,8 +125,8 @@ def largest(score: Array, count: int | Array) -> Array:
     traced: the program does not depend on it."""
     order = jnp.argsort(score.ravel(), descending=True, stable=True)
     chosen = jnp.arange(score.size) < count
-    return jnp.zeros(score.size, bool).at[order].set(chosen, unique_indices=True).reshape(
-        score.shape
+    return (
+        jnp.zeros(score.size, bool).at[order].set(chosen, unique_indices=True).reshape(score.shape)
     )
 
 
@@ -164,9 +164,7 @@ def check_same_tree(a: Params, b: Params, name_a: str, name_b: str) -> None:
     flat_a, tree_a = jax.tree_util.tree_flatten_with_path(a)
     flat_b, tree_b = jax.tree_util.tree_flatten_with_path(b)
     if tree_a != tree_b:
-        raise ValueError(
-            f"{name_a} and {name_b} must be the same tree, got {tree_a} and {tree_b}"
-        )
+        raise ValueError(f"{name_a} and {name_b} must be the same tree, got {tree_a} and {tree_b}")
     for (path, x), (_, y) in zip(flat_a, flat_b):
         if np.shape(x) != np.shape(y):
             where = jax.tree_util.keystr(path)

@@ -40,7 +40,10 @@ class MLP(nn.Module):
             else:
                 kernel_init, bias_init = nn.initializers.orthogonal(), nn.initializers.zeros_init()
             x = nn.Dense(
-                size, kernel_init=kernel_init, bias_init=bias_init, param_dtype=jnp.dtype(self.dtype)
+                size,
+                kernel_init=kernel_init,
+                bias_init=bias_init,
+                param_dtype=jnp.dtype(self.dtype),
             )(x)
             x = nn.relu(x) if i + 1 < len(self.features) else x
         return x

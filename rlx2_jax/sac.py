@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import networks, returns, topology
+from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
 from rlx2_jax.config import Config, Hyper, Lane, widths
 from rlx2_jax.types import Array, Batch, Network, Params
@@ -46,7 +46,7 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     )
     log_alpha = jnp.zeros((), jnp.dtype(config.dtype))
     leak = jax.tree.map(jnp.zeros_like, critic.params) if config.sac_growth == "leaked" else None
-    return State(actor, critic, log_alpha, topology.adam.init(log_alpha), leak)
+    return State(actor, critic, log_alpha, optimize.adam.init(log_alpha), leak)
 
 
 def mean_action(actor: Params, obs: Array) -> Array:
@@ -54,9 +54,7 @@ def mean_action(actor: Params, obs: Array) -> Array:
     return networks.squashed_mean(actor, obs)
 
 
-def act(
-    state: State, obs: Array, key: Array, config: Config, hyper: Hyper
-) -> tuple[Array, Array]:
+def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
     """a ~ π_φ(s) (line 5), and the noise-free action: `[..., act]` each."""
     del hyper
     mean = mean_action(state.actor.params, obs)
@@ -104,7 +102,7 @@ def update(
     (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
     options = topology_options(config)
     scores = None if state.leak is None else jax.tree.map(jnp.add, grads, state.leak)
-    critic = topology.learn(
+    critic = optimize.step(
         state.critic,
         grads,
         hyper.learning_rate,
@@ -126,7 +124,7 @@ def update(
             state.actor.params, critic.params
         )
         actor_grads, leak = (found, None) if state.leak is None else found
-        actor = topology.learn(
+        actor = optimize.step(
             state.actor,
             actor_grads,
             hyper.learning_rate,
@@ -143,7 +141,7 @@ def update(
     )
     critic = jax.lax.cond(
         count % config.target_interval == 0,
-        lambda: topology.polyak(new.critic, hyper.tau),
+        lambda: optimize.polyak(new.critic, hyper.tau),
         lambda: new.critic,
     )
     metrics = {"critic_loss": loss, "q": q, "target": jnp.mean(y), "alpha": alpha}
@@ -180,5 +178,5 @@ def _target(
 def _temperature(state: State, log_prob: Array, hyper: Hyper) -> tuple[Array, Any]:
     """α ← α - λ ∇ mean(-α log π - α H̄) (line 23), on log α: new log α and its moments."""
     gradient = jnp.exp(state.log_alpha) * jnp.mean(-log_prob - hyper.target_entropy)
-    step, moments = topology.adam.update(gradient, state.alpha_moments)
+    step, moments = optimize.adam.update(gradient, state.alpha_moments)
     return state.log_alpha - hyper.learning_rate * step, moments

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import networks, returns, topology
+from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
 from rlx2_jax.config import Config, Hyper, Lane, widths
 from rlx2_jax.types import Array, Batch, Network, Params
@@ -43,9 +43,7 @@ def mean_action(actor: Params, obs: Array) -> Array:
     return networks.policy(actor, obs)
 
 
-def act(
-    state: State, obs: Array, key: Array, config: Config, hyper: Hyper
-) -> tuple[Array, Array]:
+def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
     """a = π(s; φ) + ε, ε ~ N(0, σ), clipped to [-1, 1] (line 5), and π(s; φ): `[..., act]`."""
     del config
     mean = mean_action(state.actor.params, obs)
@@ -85,7 +83,7 @@ def update(
 
     (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
     options = topology_options(config)
-    critic = topology.learn(
+    critic = optimize.step(
         state.critic,
         grads,
         hyper.learning_rate,
@@ -102,7 +100,7 @@ def update(
     def actor_step() -> tuple[Network, Array]:
         loss, grads = jax.value_and_grad(actor_loss)(state.actor.params)
         own_count = count // config.policy_delay
-        actor = topology.learn(
+        actor = optimize.step(
             state.actor, grads, hyper.learning_rate, own_count, hyper.actor, actor_key, **options
         )
         return actor, loss
@@ -112,7 +110,7 @@ def update(
     )
     actor, critic = jax.lax.cond(
         count % config.target_interval == 0,
-        lambda: (topology.polyak(actor, hyper.tau), topology.polyak(critic, hyper.tau)),
+        lambda: (optimize.polyak(actor, hyper.tau), optimize.polyak(critic, hyper.tau)),
         lambda: (actor, critic),
     )
     metrics = {"critic_loss": loss, "actor_loss": loss_actor, "q": q, "target": jnp.mean(y)}
@@ -131,7 +129,5 @@ def _target(
     action = networks.policy(state.actor.target, last_obs)
     noise = hyper.target_noise * jax.random.normal(key, action.shape, action.dtype)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
-    q1, q2 = networks.q_values(
-        state.critic.target, last_obs, jnp.clip(action + noise, -1.0, 1.0)
-    )
+    q1, q2 = networks.q_values(state.critic.target, last_obs, jnp.clip(action + noise, -1.0, 1.0))
     return returns.td3_target(step, jnp.minimum(q1, q2))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlx2_jax import config, masks, sac, td3, topology
+from rlx2_jax import config, masks, optimize, sac, td3, topology
 from rlx2_jax.types import Batch, Network
 
 pytestmark = pytest.mark.fast
@@ -27,7 +27,7 @@ def test_rigl_mask_updates(golden, jit):
     for case in settings["updates"]:
         fraction = topology.update_fraction(case["step"], settings["zeta0"], settings["t_end"])
         assert fraction == pytest.approx(case["fraction"], rel=1e-6)
-        read = lambda field: {  # noqa: E731
+        read = lambda field, case=case: {  # noqa: E731
             f"l{j}": jnp.asarray(data[f"u{case['update']}/l{j}/{field}"].T) for j in range(3)
         }
         mask = jax.tree.map(lambda m: m > 0, read("mask"))
@@ -68,7 +68,7 @@ def _network(data, step, name):
         return {q: reader(data, prefix, first + offset) for q, first in firsts.items()}
 
     target = read(_mlp, f"{at}_target", 0) if f"{at}_target/l1.weight" in data else None
-    return topology.init(read(_mlp, at, 0), read(_mask, f"{at}_mask", -1), target=target)
+    return optimize.init(read(_mlp, at, 0), read(_mask, f"{at}_mask", -1), target=target)
 
 
 def _batch(data, t):
@@ -137,7 +137,7 @@ def test_sac_trajectory(golden):
     actor, critic = _network(data, 0, "actor"), _network(data, 0, "critic")
     log_alpha = jnp.asarray(data["step0/log_alpha"]).reshape(())
     leak = jax.tree.map(jnp.zeros_like, critic.params)
-    state = sac.State(actor, critic, log_alpha, topology.adam.init(log_alpha), leak)
+    state = sac.State(actor, critic, log_alpha, optimize.adam.init(log_alpha), leak)
     update = jax.jit(sac.update, static_argnums=5)
     for t in range(1, settings["steps"] + 1):
         draws = [data[f"noise/step{t}/{j}"] for j in range(3) if f"noise/step{t}/{j}" in data]
