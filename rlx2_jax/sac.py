@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, widths
+from rlx2_jax.config import Config, Hyper, Lane, resolve, widths
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -31,6 +31,7 @@ class Noise(NamedTuple):
 def init(key: Array, config: Config, lane: Lane) -> State:
     """Sparse networks with random parameters and masks, α = 1 (Algorithm 6, lines 1-3)."""
     actor_key, critic_key = jax.random.split(key)
+    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
     actor_width, critic_width = widths(config, lane)
     actor = make_network(
         actor_key, config, lane, config.actor_sizes, lane.actor_sparsity, actor_width, target=False

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, widths
+from rlx2_jax.config import Config, Hyper, Lane, resolve, widths
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -21,6 +21,7 @@ class State(NamedTuple):
 def init(key: Array, config: Config, lane: Lane) -> State:
     """Sparse networks with random parameters and masks (Algorithm 5, lines 1-3)."""
     actor_key, critic_key = jax.random.split(key)
+    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
     actor_width, critic_width = widths(config, lane)
     return State(
         actor=make_network(
