@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from rlx2_jax.types import Array, Batch, Transition
 
 DISTANCES = ("mse", "l2")
+BEHAVIOURS = ("mean", "action")
 # A row's flag: 0 goes on, 1 terminated, 2 + 2 slot truncated, 3 + 2 slot both at once.
 _TERMINATED, _TRUNCATED = 1, 2
 _MAX_FINALS = (2**16 - _TRUNCATED) // 2
@@ -93,9 +94,12 @@ def add(
     envs, obs_dim = buffer.data.shape[1], buffer.finals.shape[1]
     t = jax.tree.map(jnp.asarray, transition)
     t = jax.tree.map(lambda x: x[None], t) if t.obs.ndim == 1 else t
-    if t.obs.shape != (envs, obs_dim):
-        raise ValueError(f"observations {t.obs.shape} do not fit the buffer's {(envs, obs_dim)}")
+    _check_shapes(t, envs, obs_dim, buffer.data.shape[2] - obs_dim - 1)
     ring, slots, valid = _ring(buffer), buffer.finals.shape[0], jnp.asarray(valid)
+    if valid.ndim:
+        raise ValueError(
+            f"valid has shape {valid.shape}: a step of all environments is added or not, give one"
+        )
     cut = t.truncated & valid
     slot = (buffer.finals_written + jnp.cumsum(cut) - 1) % slots
     flags = jnp.where(cut, _TRUNCATED + 2 * slot, 0) + jnp.where(t.terminated, _TERMINATED, 0)
@@ -288,6 +292,8 @@ def _gaps(
     environments: f32[count]. Steps behind the newest give arbitrary values."""
     if distance not in DISTANCES:
         raise ValueError(f"unknown distance {distance!r}: use one of {DISTANCES}")
+    if behaviour not in BEHAVIOURS:
+        raise ValueError(f"unknown behaviour {behaviour!r}: use one of {BEHAVIOURS}")
     obs_dim = buffer.finals.shape[1]
     rows = (_first(buffer) + skip + jnp.arange(count)) % _ring(buffer)
     data = buffer.data[rows]
@@ -303,6 +309,22 @@ def _gaps(
 def _mean_of_oldest(gaps: Array, length: Array, count: int) -> Array:
     inside = jnp.arange(count) < length
     return jnp.sum(jnp.where(inside, gaps, 0.0)) / jnp.clip(length, 1, count)
+
+
+def _check_shapes(t: Transition, envs: int, obs_dim: int, action_dim: int) -> None:
+    """Refuses what does not fit: a narrower row would be written without complaint."""
+    wanted = {
+        "obs": (envs, obs_dim),
+        "action": (envs, action_dim),
+        "reward": (envs,),
+        "next_obs": (envs, obs_dim),
+        "terminated": (envs,),
+        "truncated": (envs,),
+        "mean": (envs, action_dim),
+    }
+    for name, field in t._asdict().items():
+        if field is not None and field.shape != wanted[name]:
+            raise ValueError(f"{name} has shape {field.shape}, this buffer takes {wanted[name]}")
 
 
 def _ring(buffer: Buffer) -> int:

@@ -9,6 +9,7 @@ where its text and its authors' code differ.
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ ALGORITHMS = ("td3", "sac")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "algo": ALGORITHMS,
+    "dtype": ("float32", "float64"),
     "mask_init": masks.INITS,
     "mask_step": ("skip", "after"),
     "moments": ("zero", "keep"),
@@ -86,7 +88,7 @@ class Config:
         object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
         positive = (
             "obs_dim action_dim batch_size num_envs steps updates_per_step n_max policy_delay "
-            "target_interval mask_interval buffer_interval oldest_k"
+            "target_interval mask_interval buffer_interval oldest_k capacity"
         )
         for name in positive.split():
             value = getattr(self, name)
@@ -97,9 +99,10 @@ class Config:
                 f"capacity={self.capacity} holds fewer than n_max={self.n_max} steps of "
                 f"{self.num_envs} environment(s): use at least {self.n_max * self.num_envs}"
             )
-        if not 0 <= self.warmup < self.steps:
+        whole = isinstance(self.warmup, int | np.integer)
+        if not (whole and 0 <= self.warmup < self.steps):
             raise ValueError(
-                f"warmup={self.warmup} must be at least 0 and below steps={self.steps}"
+                f"warmup={self.warmup!r}: use a whole number from 0 to below steps={self.steps}"
             )
 
     @property
@@ -207,9 +210,12 @@ def preset(name: str, algo: str = "td3") -> dict[str, Any]:
     return choices
 
 
-def lane_preset(name: str, algo: str = "td3") -> dict[str, Any]:
-    """Fields of `Lane` that a preset sets."""
-    return dict(_SAC_REFERENCE) if (name, algo) == ("reference", "sac") else {}
+def lane_preset(name: str, algo: str = "td3", method: str = "rlx2") -> dict[str, Any]:
+    """Fields of `Lane` that a preset sets; what the method decides stays the method's."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}: use one of {tuple(PRESETS)}")
+    fields = _SAC_REFERENCE if (name, algo) == ("reference", "sac") else {}
+    return {k: v for k, v in fields.items() if k not in METHODS.get(method, {})}
 
 
 def make(algo: str, obs_dim: int, action_dim: int, *, name: str = "default", **fields) -> Config:
@@ -235,7 +241,7 @@ def resolve(config: Config, lane: Lane) -> Lane:
         "n": 2 if config.algo == "sac" else 3,
         "buffer_interval": config.buffer_interval,
         "trim_ratio": 0.1,
-        "b_min": min(100_000, config.capacity // 10),
+        "b_min": max(min(100_000, config.capacity // 10), config.n_max * config.num_envs),
         "b_max": config.capacity,
         "tiny": False,
     }
@@ -276,8 +282,10 @@ def hyper(config: Config, lane: Lane) -> Hyper:
     )
     # The mask interval counts a network's own updates: TD3's actor has every d-th.
     actor = critic._replace(t_end=i32(max(1, int(lane.t_end or 0) // config.policy_delay)))
+    # By name, not by the value's type: lanes with discount=1 and discount=0.99 share a program.
+    whole = ("n", "t0", "buffer_interval", "b_min", "b_max")
     fields = {
-        name: (i32 if isinstance(getattr(lane, name), int) else f32)(getattr(lane, name))
+        name: (i32 if name in whole else f32)(getattr(lane, name))
         for name in Hyper._fields
         if name not in ("critic", "actor")
     }
@@ -288,13 +296,16 @@ def widths(config: Config, lane: Lane) -> tuple[int | None, int | None]:
     """Hidden units of the actor and of each critic under Tiny, None otherwise."""
     if not resolve(config, lane).tiny:
         return None, None
-    sizes = (config.actor_sizes, config.critic_sizes)
-    sparsities = (lane.actor_sparsity, lane.critic_sparsity)
-    found = [
-        accounting.tiny_width(s[0], s[-1], s[1:-1], float(np.mean(p)))
-        for s, p in zip(sizes, sparsities)
-    ]
-    return found[0], found[1]
+
+    def width(sizes: tuple[int, ...], sparsity: float | tuple[float, ...]) -> int:
+        links = [i * o for i, o in pairwise(sizes)]
+        overall = float(np.average(np.broadcast_to(sparsity, len(links)), weights=links))
+        return accounting.tiny_width(sizes[0], sizes[-1], sizes[1:-1], overall)
+
+    return (
+        width(config.actor_sizes, lane.actor_sparsity),
+        width(config.critic_sizes, lane.critic_sparsity),
+    )
 
 
 def intervals(values: Sequence[int]) -> int:
@@ -310,6 +321,8 @@ def _check(config: Config, lane: Lane) -> None:
         value = getattr(lane, name)
         for s in value if isinstance(value, Sequence) else (value,):
             masks.check_sparsity(s)
+    if lane.distribution not in masks.DISTRIBUTIONS:
+        raise ValueError(f"distribution={lane.distribution!r}: use one of {masks.DISTRIBUTIONS}")
     unit = ("discount", "tau", "zeta0", "trim_ratio")
     for name in unit:
         if not 0.0 <= getattr(lane, name) <= 1.0:
@@ -317,6 +330,10 @@ def _check(config: Config, lane: Lane) -> None:
     for name in ("learning_rate", "exploration_noise", "target_noise", "target_noise_clip", "d0"):
         if getattr(lane, name) < 0:
             raise ValueError(f"{name}={getattr(lane, name)}: use a value of at least 0")
+    for name, least in (("t0", 0), ("t_end", 1), ("n", 1), ("b_min", 0), ("b_max", 1)):
+        value = getattr(lane, name)
+        if value != int(value) or value < least:
+            raise ValueError(f"{name}={value}: use a whole number of at least {least}")
     if not 1 <= int(lane.n or 0) <= config.n_max:
         raise ValueError(f"n={lane.n}: use 1 to n_max={config.n_max}, or raise n_max")
     for name in ("mask_interval", "buffer_interval"):
@@ -326,7 +343,17 @@ def _check(config: Config, lane: Lane) -> None:
                 f"{name}={own} of a lane is not a multiple of the program's {name}={branch}: "
                 f"give the program the gcd of its lanes' intervals"
             )
-    if not 1 <= int(lane.b_max or 0) <= config.capacity:
-        raise ValueError(f"b_max={lane.b_max}: use 1 to capacity={config.capacity}")
-    if not 0 <= int(lane.b_min or 0) <= int(lane.b_max or 0):
-        raise ValueError(f"b_min={lane.b_min} must be between 0 and b_max={lane.b_max}")
+    n, b_min, b_max = int(lane.n or 0), int(lane.b_min or 0), int(lane.b_max or 0)
+    window = n * config.num_envs  # the least that can be sampled from
+    if not window <= b_max <= config.capacity:
+        raise ValueError(
+            f"b_max={b_max}: use at most capacity={config.capacity}, and at least {window} for "
+            f"windows of n={n} steps of {config.num_envs} environment(s)"
+        )
+    if not 0 <= b_min <= b_max:
+        raise ValueError(f"b_min={b_min} must be between 0 and b_max={b_max}")
+    if lane.trim_ratio and b_min < window:
+        raise ValueError(
+            f"b_min={b_min} lets trimming leave no window of n={n} steps of {config.num_envs} "
+            f"environment(s): use at least {window}, or trim_ratio=0"
+        )

@@ -180,4 +180,4 @@ def _temperature(state: State, log_prob: Array, hyper: Hyper) -> tuple[Array, An
     """α ← α - λ ∇ mean(-α log π - α H̄) (line 23), on log α: new log α and its moments."""
     gradient = jnp.exp(state.log_alpha) * jnp.mean(-log_prob - hyper.target_entropy)
     step, moments = optimize.adam.update(gradient, state.alpha_moments)
-    return state.log_alpha - hyper.learning_rate * step, moments
+    return state.log_alpha - hyper.learning_rate * jnp.asarray(step), moments
