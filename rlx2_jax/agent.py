@@ -48,7 +48,9 @@ def make_network(
     )
     mask = jax.tree.map(jnp.logical_and, chosen, block)
     params = masks.apply(dense, mask)
-    own_target = (params if config.targets == "masked" else dense) if target else None
+    own_target = None
+    if target:  # arrays of its own, so that a whole state can be donated
+        own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
     return optimize.init(params, mask, target=own_target)
 
 

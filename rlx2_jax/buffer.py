@@ -65,16 +65,15 @@ def init(capacity: int, example: Transition, *, horizon: int | None = None, n: i
         bound = (math.ceil(rows / max(horizon, 1)) + 1) * envs
     slots = max(envs, min(bound, capacity, _MAX_FINALS))
     keep_mean = example.mean is not None
-    zero = jnp.zeros((), jnp.int32)
     return Buffer(
         data=jnp.zeros((rows + 2, envs, obs.shape[1] + action.shape[1] + 1), jnp.float32),
         flags=jnp.zeros((rows + 2, envs), jnp.uint16),
         mean=jnp.zeros((rows + 2, *action.shape), jnp.float16) if keep_mean else None,
         finals=jnp.zeros((slots, obs.shape[1]), jnp.float32),
         owners=jnp.full(slots, -1, jnp.int32),
-        finals_written=zero,
-        written=zero,
-        length=zero,
+        finals_written=jnp.zeros((), jnp.int32),  # no two leaves alike: all may be donated
+        written=jnp.zeros((), jnp.int32),
+        length=jnp.zeros((), jnp.int32),
     )
 
 
@@ -229,7 +228,7 @@ def trim_until(
     """
     envs = buffer.data.shape[1]
     count = -(-k // envs)
-    most = jnp.maximum(buffer.length - -(-jnp.asarray(b_min) // envs), 0)
+    most = jnp.maximum(buffer.length - -(-jnp.asarray(b_min, jnp.int32) // envs), 0)
 
     def search(state: tuple[Array, Array]) -> tuple[Array, Array]:
         popped, _ = state
@@ -239,7 +238,8 @@ def trim_until(
         sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.where(inside, gaps, 0.0))])
         means = (sums[count : 2 * count] - sums[:count]) / jnp.clip(left, 1, count)
         close = means <= threshold
-        return popped + jnp.where(close.any(), jnp.argmax(close), count), close.any()
+        further = jnp.where(close.any(), jnp.argmax(close), count)
+        return popped + further.astype(popped.dtype), close.any()
 
     popped, _ = jax.lax.while_loop(
         lambda state: ~state[1] & (state[0] < most), search, (jnp.zeros_like(most), most <= 0)
@@ -337,5 +337,5 @@ def _first(buffer: Buffer) -> Array:
 
 def _write(array: Array, values: Array, row: Array) -> Array:
     """`array[row, :, :width] = values`, in place where the array may be overwritten."""
-    start = (row,) + (0,) * (array.ndim - 1)
+    start = (row,) + (jnp.zeros_like(row),) * (array.ndim - 1)
     return jax.lax.dynamic_update_slice(array, values[None].astype(array.dtype), start)
