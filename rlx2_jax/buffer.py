@@ -129,6 +129,27 @@ def add(
     )
 
 
+def cut(buffer: Buffer) -> Buffer:
+    """Truncates every environment's episode at the newest step, where it has not ended: what is
+    added next does not follow from it (environments that were started anew)."""
+    newest = (buffer.written - 1) % _ring(buffer)
+    spare = buffer.written % _ring(buffer)
+    flags, slots, obs_dim = buffer.flags[newest], buffer.finals.shape[0], buffer.finals.shape[1]
+    open_end = (flags == 0) & (buffer.length > 0)
+    slot = (buffer.finals_written + jnp.cumsum(open_end) - 1) % slots
+    age = buffer.written - 1 - buffer.owners[slot]
+    target = jnp.where(open_end, slot, slots)
+    final = buffer.data[spare, :, :obs_dim]
+    new_flags = jnp.where(open_end, _TRUNCATED + 2 * slot, flags.astype(slot.dtype))
+    return buffer._replace(
+        flags=buffer.flags.at[newest].set(new_flags.astype(jnp.uint16)),
+        finals=buffer.finals.at[target].set(final, mode="drop"),
+        owners=buffer.owners.at[target].set(buffer.written - 1, mode="drop"),
+        finals_written=buffer.finals_written + open_end.sum(dtype=jnp.int32),
+        length=jnp.minimum(buffer.length, jnp.min(jnp.where(open_end, age, buffer.length))),
+    )
+
+
 def sample(
     buffer: Buffer, key: Array, batch_size: int, n: int, *, reach: Array | int | None = None
 ) -> Batch:

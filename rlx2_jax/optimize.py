@@ -10,6 +10,9 @@ import optax
 from rlx2_jax.topology import Schedule, evolution, random_scores, update_fraction
 from rlx2_jax.types import Array, Masks, Network, Params
 
+MASK_STEPS = ("skip", "after")
+MOMENTS = ("zero", "keep")
+
 adam = optax.scale_by_adam()
 
 
@@ -49,6 +52,12 @@ def step(
       regrow: as in `evolve`.
       remask_target: put the target under the new mask at once.
     """
+    if mask_step not in MASK_STEPS or moments not in MOMENTS:
+        raise ValueError(
+            f"mask_step={mask_step!r}, moments={moments!r}: use one of {MASK_STEPS} and {MOMENTS}"
+        )
+    if interval < 1:
+        raise ValueError(f"interval={interval}: use a whole number of at least 1")
     scores = grads if scores is None else scores
 
     def optimizer_step() -> Network:
@@ -106,9 +115,20 @@ def _evolve_network(
     return Network(new.params, new.masks, adam_state, target)
 
 
-def polyak(network: Network, tau: Array) -> Network:
-    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24)."""
-    mix = lambda new, old, m: jnp.where(  # noqa: E731
-        m, tau.astype(old.dtype) * new + (1.0 - tau.astype(old.dtype)) * old, 0.0
-    )
-    return network._replace(target=jax.tree.map(mix, network.params, network.target, network.masks))
+def polyak(network: Network, tau: Array) -> Params:
+    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24): the new target."""
+
+    def mix(new: Array, old: Array, mask: Array) -> Array:
+        t = tau.astype(old.dtype)
+        return jnp.where(mask, t * new + (1.0 - t) * old, 0.0)
+
+    return jax.tree.map(mix, network.params, network.target, network.masks)
+
+
+def guard(grads: Params) -> tuple[Params, Array]:
+    """`grads`, or zeros where any of them is not finite, and whether all were: bool[].
+
+    So a network never takes in a non-finite number; the caller decides what to do with its lane.
+    """
+    finite = jnp.isfinite(sum(jnp.sum(g) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads), finite

@@ -101,6 +101,7 @@ def update(
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
     (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
+    grads, finite = optimize.guard(grads)
     options = topology_options(config)
     scores = None if state.leak is None else jax.tree.map(jnp.add, grads, state.leak)
     critic = optimize.step(
@@ -119,12 +120,13 @@ def update(
         q1, q2 = networks.q_values(judges, batch.obs, action)
         return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
 
-    def actor_step() -> State:
+    def actor_step() -> tuple[State, Array, Array]:
         argnums = 0 if state.leak is None else (0, 1)
-        (_, log_prob), found = jax.value_and_grad(actor_loss, argnums, has_aux=True)(
+        (loss, log_prob), found = jax.value_and_grad(actor_loss, argnums, has_aux=True)(
             state.actor.params, critic.params
         )
         actor_grads, leak = (found, None) if state.leak is None else found
+        actor_grads, finite = optimize.guard(actor_grads)
         actor = optimize.step(
             state.actor,
             actor_grads,
@@ -135,18 +137,27 @@ def update(
             **options,
         )
         log_alpha, alpha_moments = _temperature(state, log_prob, hyper)
-        return State(actor, critic, log_alpha, alpha_moments, leak)
+        return State(actor, critic, log_alpha, alpha_moments, leak), loss, finite
 
-    new = jax.lax.cond(
-        count % config.policy_delay == 0, actor_step, lambda: state._replace(critic=critic)
+    new, loss_actor, finite_actor = jax.lax.cond(
+        count % config.policy_delay == 0,
+        actor_step,
+        lambda: (state._replace(critic=critic), jnp.zeros_like(loss), jnp.ones_like(finite)),
     )
-    critic = jax.lax.cond(
+    target = jax.lax.cond(
         count % config.target_interval == 0,
         lambda: optimize.polyak(new.critic, hyper.tau),
-        lambda: new.critic,
+        lambda: new.critic.target,
     )
-    metrics = {"critic_loss": loss, "q": q, "target": jnp.mean(y), "alpha": alpha}
-    return new._replace(critic=critic), metrics
+    metrics = {
+        "critic_loss": loss,
+        "actor_loss": loss_actor,
+        "q": q,
+        "target": jnp.mean(y),
+        "alpha": alpha,
+        "finite": finite & finite_actor,
+    }
+    return new._replace(critic=new.critic._replace(target=target)), metrics
 
 
 def _target(

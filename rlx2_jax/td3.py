@@ -83,6 +83,7 @@ def update(
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
     (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
+    grads, finite = optimize.guard(grads)
     options = topology_options(config)
     critic = optimize.step(
         state.critic,
@@ -98,24 +99,35 @@ def update(
     def actor_loss(params: Params) -> Array:
         return -jnp.mean(networks.q_value(judge, batch.obs, networks.policy(params, batch.obs)))
 
-    def actor_step() -> tuple[Network, Array]:
+    def actor_step() -> tuple[Network, Array, Array]:
         loss, grads = jax.value_and_grad(actor_loss)(state.actor.params)
+        grads, finite = optimize.guard(grads)
         own_count = count // config.policy_delay
         actor = optimize.step(
             state.actor, grads, hyper.learning_rate, own_count, hyper.actor, actor_key, **options
         )
-        return actor, loss
+        return actor, loss, finite
 
-    actor, loss_actor = jax.lax.cond(
-        count % config.policy_delay == 0, actor_step, lambda: (state.actor, jnp.zeros_like(loss))
+    actor, loss_actor, finite_actor = jax.lax.cond(
+        count % config.policy_delay == 0,
+        actor_step,
+        lambda: (state.actor, jnp.zeros_like(loss), jnp.ones_like(finite)),
     )
-    actor, critic = jax.lax.cond(
+    # Branches give back targets alone: whatever else passed through would be copied.
+    targets = jax.lax.cond(
         count % config.target_interval == 0,
         lambda: (optimize.polyak(actor, hyper.tau), optimize.polyak(critic, hyper.tau)),
-        lambda: (actor, critic),
+        lambda: (actor.target, critic.target),
     )
-    metrics = {"critic_loss": loss, "actor_loss": loss_actor, "q": q, "target": jnp.mean(y)}
-    return State(actor, critic), metrics
+    new = State(actor._replace(target=targets[0]), critic._replace(target=targets[1]))
+    metrics = {
+        "critic_loss": loss,
+        "actor_loss": loss_actor,
+        "q": q,
+        "target": jnp.mean(y),
+        "finite": finite & finite_actor,
+    }
+    return new, metrics
 
 
 def _target(

@@ -1,0 +1,1 @@
+"""From pure functions to programs that run: compilation, loops, evaluation, logs, checkpoints."""

@@ -1,0 +1,147 @@
+"""Evaluation: noise-free episodes with the same seeds each time, one episode per environment.
+
+Besides the return, the value error Q(s, a) - G: what the critic believes of its own policy
+against the discounted return that followed, the quantity that section 4.2 is about.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.envs.base import MAX_SEED, HostEnvs
+from rlx2_jax.envs.device import DeviceEnv
+from rlx2_jax.lane import LaneState, Stream, stream_key
+from rlx2_jax.runtime.program import Program
+
+EPISODES = 10
+SCORED = 30  # the final score is the mean of the last 30 evaluations
+_TAIL = 0.01  # a cut episode's steps count while γ^(steps left) is below this
+
+
+class Evaluation(NamedTuple):
+    """Of each lane; K episodes."""
+
+    returns: np.ndarray  # [lanes, K]
+    lengths: np.ndarray  # [lanes, K]
+    value_bias: np.ndarray  # [lanes]: mean of Q - G, nan where no step has a full return
+    value_spread: np.ndarray  # [lanes]: its standard deviation
+
+
+def seeds(seed: int, stream: Stream, count: int) -> list[int]:
+    """`count` environment seeds of a lane for one purpose, whatever its position."""
+    sequence = np.random.SeedSequence([seed, int(stream)])
+    return [int(x) & MAX_SEED for x in sequence.generate_state(count)]
+
+
+class HostEvaluator:
+    """Evaluates all lanes of a program side by side in host environments."""
+
+    def __init__(self, envs: HostEnvs, program: Program, episodes: int = EPISODES):
+        self._envs, self._program, self._episodes = envs, program, episodes
+        self._seeds = [
+            s for lane in program.lanes for s in seeds(lane.seed, Stream.EVALUATION, episodes)
+        ]
+        self._discount = np.array([lane.discount for lane in program.lanes])
+
+    def __call__(self, state: LaneState) -> Evaluation:
+        lanes, k = len(self._program.lanes), self._episodes
+        obs = self._envs.reset(self._seeds)
+        active = np.ones(lanes * k, bool)
+        rewards, values, actives = [], [], []
+        cut = np.zeros(lanes * k, bool)
+        while active.any():
+            action, q = self._program.judge(state, obs.reshape(lanes, k, -1))
+            step = self._envs.step(np.array(action).reshape(lanes * k, -1), active)
+            rewards.append(np.where(active, step.reward, 0.0))
+            values.append(np.array(q).reshape(-1))
+            actives.append(active.copy())
+            cut |= active & step.truncated & ~step.terminated
+            active &= ~(step.terminated | step.truncated)
+            obs = step.obs
+        return summarize(
+            np.array(rewards), np.array(values), np.array(actives), cut, self._discount, k
+        )
+
+
+class DeviceEvaluator:
+    """The same inside XLA: one scan over the time limit."""
+
+    def __init__(self, env: DeviceEnv, program: Program, episodes: int = EPISODES):
+        horizon = env.spec.max_episode_steps
+        if horizon is None:
+            raise ValueError("evaluation on the device needs a time limit: set episode_length")
+        self._program, self._episodes = program, episodes
+        self._discount = np.array([lane.discount for lane in program.lanes])
+
+        def episode(key, actor, critic):
+            def body(carry, _):
+                env_state, active = carry
+                action, q = program.judge_lane(actor, critic, env_state.obs[None])
+                env_state, step = env.step(env_state, action[0])
+                ended = step.terminated | step.truncated
+                out = (step.reward, q[0], active, active & step.truncated & ~step.terminated)
+                return (env_state, active & ~ended), out
+
+            return jax.lax.scan(body, (env.reset(key), jnp.ones((), bool)), None, horizon)[1]
+
+        def lane(seed, actor, critic):
+            keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
+            return jax.vmap(episode, (0, None, None))(keys, actor, critic)
+
+        self._run = jax.jit(jax.vmap(lane))
+
+    def __call__(self, state: LaneState) -> Evaluation:
+        agent = state.agent
+        outs = self._run(state.seed, agent.actor.params, agent.critic.params)
+        reward, q, active, cut = (
+            np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0) for x in outs
+        )
+        reward = np.where(active, reward, 0.0)
+        return summarize(reward, q, active, cut.any(axis=0), self._discount, self._episodes)
+
+
+def summarize(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    active: np.ndarray,
+    cut: np.ndarray,
+    discounts: np.ndarray,
+    episodes: int,
+) -> Evaluation:
+    """Returns and value errors of `[time, lanes * K]` records; `cut` tells truncated episodes.
+
+    G of a step in an episode that was cut lacks what would have followed, so such steps count
+    only while γ^(steps left) is below one per cent.
+    """
+    gamma = np.repeat(discounts, episodes)
+    following = np.zeros_like(gamma)
+    returns = np.zeros_like(rewards, dtype=float)
+    for t in range(len(rewards) - 1, -1, -1):
+        following = np.where(active[t], rewards[t] + gamma * following, 0.0)
+        returns[t] = following
+    lengths = active.sum(axis=0)
+    left = lengths[None] - np.arange(len(rewards))[:, None]
+    with np.errstate(divide="ignore"):
+        enough = np.log(_TAIL) / np.log(gamma)
+    counted = active & (~cut | (left >= enough))
+    error = np.where(counted, values - returns, np.nan).reshape(len(rewards), -1, episodes)
+    bias, spread = np.full((2, len(discounts)), np.nan)
+    for lane in range(len(discounts)):
+        own = error[:, lane][~np.isnan(error[:, lane])]
+        if own.size:
+            bias[lane], spread[lane] = own.mean(), own.std()
+    return Evaluation(
+        returns=rewards.sum(axis=0).reshape(-1, episodes),
+        lengths=lengths.reshape(-1, episodes),
+        value_bias=bias,
+        value_spread=spread,
+    )
+
+
+def final_score(means: list[float]) -> tuple[float, int]:
+    """The mean of the last 30 evaluations, and how many there were. The one at step 0 is not
+    among `means`."""
+    last = means[-SCORED:]
+    return (float(np.mean(last)) if last else float("nan")), len(last)

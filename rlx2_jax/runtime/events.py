@@ -1,0 +1,75 @@
+"""TensorBoard event files: the few bytes of the format that scalars need, and no dependency.
+
+A file is a sequence of records `length, crc(length), data, crc(data)`; data is an `Event`
+protocol buffer with wall_time (1, double), step (2, varint), file_version (3, string) or summary
+(5, message) of values with tag (1, string) and simple_value (2, float).
+"""
+
+import struct
+import time
+from pathlib import Path
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """CRC-32C, rotated and shifted as the format wants it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _message(field: int, data: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(data)) + data
+
+
+def record(data: bytes) -> bytes:
+    """One record of an event file."""
+    length = struct.pack("<Q", len(data))
+    return length + _masked_crc(length) + data + _masked_crc(data)
+
+
+class Events:
+    """Scalars appended to one event file, each record written whole."""
+
+    def __init__(self, path: Path):
+        fresh = not path.exists() or path.stat().st_size == 0
+        self._file = path.open("ab")
+        if fresh:
+            self._write(_message(3, b"brain.Event:2"))
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """One event with all `values` at `step`."""
+        summary = b"".join(
+            _message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
+            for tag, value in values.items()
+        )
+        self._write(b"\x10" + _varint(step) + _message(5, summary))
+
+    def _write(self, body: bytes) -> None:
+        self._file.write(record(b"\x09" + struct.pack("<d", time.time()) + body))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

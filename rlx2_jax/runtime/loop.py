@@ -1,0 +1,292 @@
+"""The two training loops: environments on the host, or everything on the device.
+
+Both advance all lanes of a chunk to a given time and let it be evaluated, inspected, saved and
+restored in between; what a lane computes does not depend on which others run beside it.
+"""
+
+import time as clock
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax import buffer
+from rlx2_jax import lane as lanes_
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.envs import EnvironmentFailure, EnvSpec, HostEnvs
+from rlx2_jax.envs.device import DeviceEnv
+from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
+from rlx2_jax.runtime.checkpoint import Snapshot
+from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
+from rlx2_jax.runtime.program import Program, host, masks_of
+
+Stop = Callable[[], bool]
+
+
+class LaneFailure(Exception):
+    """An environment of a lane raised; the message says which, when and what."""
+
+
+class Loop(Protocol):
+    """All lanes of a chunk."""
+
+    time: int
+
+    def advance(self, until: int, stop: Stop) -> None: ...
+    def evaluate(self) -> Evaluation: ...
+    def report(self) -> list[dict[str, Any]]: ...
+    def snapshots(self) -> list[Snapshot]: ...
+    def restore(self, snapshots: list[Snapshot], exact: bool) -> None: ...
+    def states(self) -> list[LaneState]: ...
+    def close(self) -> None: ...
+
+
+class _Group:
+    """Lanes that one device call updates, with their program and what is reported of them."""
+
+    def __init__(self, config: Config, lanes: list[Lane]):
+        self.program = Program(config, lanes)
+        self.state: LaneState
+        self.metrics: dict[str, jax.Array] = {}
+        self.time = 0
+
+    def start(self, obs: np.ndarray, spec: EnvSpec) -> None:
+        self.state = self.program.init(obs, spec.max_episode_steps)
+        self.initial = jax.tree.map(jnp.copy, masks_of(self.state))
+
+    def report(self) -> list[dict[str, Any]]:
+        """One flat dict of numbers per lane."""
+        config, stats = self.program.config, host(self.state.stats)
+        found = host(self.program.inspect(self.state, self.initial))
+        metrics = host(self.metrics)
+        count = max(0, self.time - lanes_.warmup_time(config)) * config.updates_per_step
+        rows = []
+        for i, lane in enumerate(self.program.lanes):
+            row: dict[str, Any] = {"updates": count, "alive": int(stats.alive[i])}
+            row |= {name: float(value[i]) for name, value in metrics.items() if name != "finite"}
+            t = count if config.switch == "updates" else self.time * config.num_envs
+            row |= {
+                "n": int(lane.n or 1) if t >= lane.t0 else 1,
+                "buffer_length": int(found.length[i]),
+                "policy_distance": float(stats.distance[i]),
+                "trims": int(stats.trims[i]),
+            }
+            for net in ("actor", "critic"):
+                row |= {
+                    f"{net}_evolutions": int(stats.evolutions[net][i]),
+                    f"{net}_links_changed": int(stats.moved[net][i]),
+                    f"{net}_links_ever_live": int(found.ever[net][i]),
+                    f"{net}_overlap_with_initial": float(found.overlap[net][i]),
+                    f"{net}_dead_units": int(found.dead[net][i]),
+                }
+                layers = found.sparsity[net]
+                row |= {f"{net}_sparsity/{key}": float(v[i]) for key, v in layers.items()}
+            rows.append(row)
+        return rows
+
+
+class HostLoop:
+    """Environments on the host, two halves of the lanes in turn: while the device updates one
+    half, the host steps the other's environments. An odd number of lanes, or one, is one half.
+
+    Attributes:
+      seconds: time spent in environments and waiting for the device, for benchmarks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        lanes: list[Lane],
+        make_envs: Callable[[int], HostEnvs],
+        *,
+        episodes: int = 10,
+        pipeline: bool = True,
+    ):
+        half = len(lanes) // 2 if len(lanes) % 2 == 0 else len(lanes)
+        parts = [lanes[i : i + half] for i in range(0, len(lanes), half)]
+        self._pipeline = pipeline
+        self._envs_per_lane = config.num_envs
+        self.time = 0
+        self.seconds = {"environment": 0.0, "device": 0.0}
+        self._groups = [_Group(config, part) for part in parts]
+        self._envs = [make_envs(len(part) * config.num_envs) for part in parts]
+        self._evaluators: list[HostEvaluator] | None = None
+        self._make_evaluators = lambda: [
+            HostEvaluator(make_envs(len(g.program.lanes) * episodes), g.program, episodes)
+            for g in self._groups
+        ]
+        for group, envs in zip(self._groups, self._envs):
+            first = [
+                s
+                for lane in group.program.lanes
+                for s in seeds(lane.seed, Stream.ENVIRONMENT, config.num_envs)
+            ]
+            group.start(self._by_lane(envs.reset(first)), envs.spec)
+
+    def advance(self, until: int, stop: Stop) -> None:
+        for t in range(self.time + 1, until + 1):
+            for group, envs in zip(self._groups, self._envs):
+                if group.time < t:  # one half may be ahead where the other's environment failed
+                    self._step(group, envs, t)
+            self.time = t
+            if stop():
+                return
+
+    def _step(self, group: _Group, envs: HostEnvs, t: int) -> None:
+        start = clock.perf_counter()
+        action = np.array(group.state.acting.action)  # waits for the device
+        acted = clock.perf_counter()
+        try:
+            step = envs.step(action.reshape(envs.num_envs, -1))
+        except EnvironmentFailure as failure:
+            raise self._explain(group, failure, t) from failure
+        self.seconds["device"] += acted - start
+        self.seconds["environment"] += clock.perf_counter() - acted
+        outcome = Outcome(
+            *(self._by_lane(x) for x in (step.next_obs, step.obs, step.reward)),
+            *(self._by_lane(x) for x in (step.terminated, step.truncated)),
+        )
+        group.state, metrics = group.program.step(group.state, outcome, t)
+        group.metrics = metrics or group.metrics
+        group.time = t
+        if not self._pipeline:
+            jax.block_until_ready(group.state)
+
+    def _explain(self, group: _Group, failure: EnvironmentFailure, t: int) -> LaneFailure:
+        lane = ""
+        if failure.index is not None:
+            which = group.program.lanes[failure.index // self._envs_per_lane]
+            lane = f"lane {which.method}, seed {which.seed}, "
+        return LaneFailure(f"{lane}step {t * self._envs_per_lane}: {failure}")
+
+    def _by_lane(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, self._envs_per_lane, *x.shape[1:])
+
+    def evaluate(self) -> Evaluation:
+        self._evaluators = self._evaluators or self._make_evaluators()
+        found = [e(g.state) for e, g in zip(self._evaluators, self._groups)]
+        return Evaluation(*(np.concatenate(field) for field in zip(*found)))
+
+    def report(self) -> list[dict[str, Any]]:
+        return [row for group in self._groups for row in group.report()]
+
+    def snapshots(self) -> list[Snapshot]:
+        return [Snapshot(g.time, g.state, e.state()) for g, e in zip(self._groups, self._envs)]
+
+    def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
+        """Continues from `snapshots`; where environments cannot, with new episodes."""
+        for group, envs, saved in zip(self._groups, self._envs, snapshots):
+            obs = envs.restore(saved.env)
+            group.state, group.time = saved.state, saved.time
+            if not (exact and envs.exact_restore):
+                group.state = _restart(group, self._by_lane(obs))
+        self.time = min(group.time for group in self._groups)
+
+    def states(self) -> list[LaneState]:
+        return [group.state for group in self._groups]
+
+    @property
+    def exact_restore(self) -> bool:
+        return all(envs.exact_restore for envs in self._envs)
+
+    def close(self) -> None:
+        for envs in self._envs:
+            envs.close()
+
+
+def _restart(group: _Group, obs: np.ndarray) -> LaneState:
+    """The lanes' states with new episodes begun at `obs`, the old ones cut off."""
+    config, t = group.program.config, group.time + 1
+
+    def one(state: LaneState, obs: jax.Array, hyper: Any) -> LaneState:
+        state = state._replace(replay=buffer.cut(state.replay))
+        return state._replace(acting=lanes_.act(state, obs, jnp.int32(t), config, hyper))
+
+    restart = jax.jit(jax.vmap(one), donate_argnums=0)
+    return restart(group.state, jnp.asarray(obs), group.program.hyper)
+
+
+class DeviceLoop:
+    """Environments on the device: one compiled loop from report to report."""
+
+    exact_restore = True
+
+    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, *, episodes: int = 10):
+        self._group = _Group(config, lanes)
+        self._env, self.time = env, 0
+        self.seconds = {"environment": 0.0, "device": 0.0}
+        program = self._group.program
+        self._evaluator = DeviceEvaluator(env, program, episodes)
+
+        def begin(seed: jax.Array) -> Any:
+            index = jnp.arange(config.num_envs)
+            keys = jax.vmap(lambda i: stream_key(seed, Stream.ENVIRONMENT, i))(index)
+            return jax.vmap(env.reset)(keys)
+
+        lane_seeds = jnp.asarray([lane.seed for lane in program.lanes], jnp.int32)
+        self._env_state = jax.jit(jax.vmap(begin))(lane_seeds)
+        self._group.start(np.asarray(self._env_state.obs), env.spec)
+        self._run = {
+            learn: jax.jit(
+                lambda c, a, b, learn=learn: self._loop(c, a, b, learn), donate_argnums=0
+            )
+            for learn in (False, True)
+        }
+
+    def _loop(self, carry: tuple[LaneState, Any], first: jax.Array, last: jax.Array, learn: bool):
+        """Time steps `first` to `last`, both included."""
+
+        def one(t: jax.Array, carry: tuple[LaneState, Any]) -> tuple[LaneState, Any, Any]:
+            state, env_state = carry
+            env_state, step = jax.vmap(jax.vmap(self._env.step))(env_state, state.acting.action)
+            outcome = Outcome(step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
+            state, metrics = self._group.program.pure_step(state, outcome, t, learn=learn)
+            return state, env_state, metrics
+
+        def body(t: jax.Array, carry: Any) -> Any:
+            state, env_state, metrics = one(t, carry[:2])
+            return state, env_state, metrics
+
+        metrics = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, first, carry)[2]
+        )
+        return jax.lax.fori_loop(first, last + 1, body, (*carry, metrics))
+
+    def advance(self, until: int, stop: Stop) -> None:
+        group = self._group
+        warm = lanes_.warmup_time(group.program.config)
+        while self.time < until and not stop():
+            learn = self.time >= warm
+            last = min(until if learn else min(until, warm), self.time + 1000)
+            start = clock.perf_counter()
+            group.state, self._env_state, metrics = self._run[learn](
+                (group.state, self._env_state), np.int32(self.time + 1), np.int32(last)
+            )
+            jax.block_until_ready(group.state.acting)
+            self.seconds["device"] += clock.perf_counter() - start
+            group.metrics = metrics or group.metrics
+            self.time = group.time = last
+
+    def evaluate(self) -> Evaluation:
+        return self._evaluator(self._group.state)
+
+    def report(self) -> list[dict[str, Any]]:
+        return self._group.report()
+
+    def snapshots(self) -> list[Snapshot]:
+        return [Snapshot(self.time, self._group.state, self._env_state)]
+
+    def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
+        del exact
+        (saved,) = snapshots
+        self._group.state, self.time = saved.state, saved.time
+        self._group.time = saved.time
+        self._env_state = jax.tree.map(jnp.asarray, saved.env)
+
+    def states(self) -> list[LaneState]:
+        return [self._group.state]
+
+    def close(self) -> None:
+        pass
