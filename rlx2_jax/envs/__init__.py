@@ -1,0 +1,66 @@
+"""Environments: Gymnasium and EnvPool on the host, Brax on the device.
+
+A backend's package is imported when the backend is asked for, not before.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlx2_jax.envs.base import EnvironmentFailure, EnvSpec, HostEnvs, Step
+
+if TYPE_CHECKING:
+    from rlx2_jax.envs.device import DeviceEnv
+
+__all__ = [
+    "BACKENDS",
+    "DEVICE_BACKENDS",
+    "HOST_BACKENDS",
+    "EnvSpec",
+    "EnvironmentFailure",
+    "HostEnvs",
+    "Step",
+    "make_device",
+    "make_host",
+]
+
+HOST_BACKENDS = ("gymnasium", "envpool")
+DEVICE_BACKENDS = ("brax",)
+BACKENDS = HOST_BACKENDS + DEVICE_BACKENDS
+
+
+def make_host(env_id: str, num_envs: int, backend: str = "gymnasium", **options: Any) -> HostEnvs:
+    """`num_envs` copies of a task on the host; `options` go to the backend's own `make`."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if backend == "gymnasium":
+        _import_probes(env_id)
+        from rlx2_jax.envs.gymnasium import GymnasiumEnvs
+
+        return GymnasiumEnvs(env_id, num_envs, **options)
+    if backend == "envpool":
+        from rlx2_jax.envs.envpool import EnvPoolEnvs
+
+        return EnvPoolEnvs(env_id, num_envs, **options)
+    raise _unknown_backend(backend, HOST_BACKENDS, "make_device")
+
+
+def make_device(name: str, backend: str = "brax", **options: Any) -> "DeviceEnv":
+    """One task as pure functions to vmap; `options` go to the backend's own `make`."""
+    if backend != "brax":
+        raise _unknown_backend(backend, DEVICE_BACKENDS, "make_host")
+    if probes := _import_probes(name):
+        return probes.device(name)
+    from rlx2_jax.envs import brax
+
+    return brax.make(name, **options)
+
+
+def _import_probes(env_id: str) -> Any:
+    """Our own tasks register themselves on import."""
+    ours = env_id.startswith("rlx2_jax/")
+    return importlib.import_module("rlx2_jax.envs.probes") if ours else None
+
+
+def _unknown_backend(backend: str, allowed: tuple[str, ...], other: str) -> ValueError:
+    hint = f"; {backend!r} is made by {other}" if backend in BACKENDS else ""
+    return ValueError(f"unknown env_backend {backend!r}, expected one of {allowed}{hint}")

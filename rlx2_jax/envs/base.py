@@ -1,0 +1,186 @@
+"""What every environment backend offers the training loops, and the checks they share.
+
+E is the number of environments, `obs` and `act` the observation and action sizes.
+"""
+
+import contextlib
+import difflib
+import importlib
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+MAX_SEED = 2**31 - 1
+
+
+class EnvSpec(NamedTuple):
+    """Sizes of a task and its time limit (`None`: episodes are never cut)."""
+
+    obs_dim: int
+    action_dim: int
+    max_episode_steps: int | None
+
+
+class Step(NamedTuple):
+    """What one step of E environments gave.
+
+    An episode that ended is restarted at once, so `next_obs` and `obs` differ exactly there:
+    learn from `next_obs`, act on `obs`. Both ends may fall on one step.
+    """
+
+    next_obs: np.ndarray  # f32[E, obs]: where the action led, an episode's last one included
+    obs: np.ndarray  # f32[E, obs]: the one to act on next, fresh after an episode's end
+    reward: np.ndarray  # f32[E]
+    terminated: np.ndarray  # bool[E]: the task ended; its value beyond is 0
+    truncated: np.ndarray  # bool[E]: the time limit cut in; bootstrap from `next_obs`
+    valid: np.ndarray  # bool[E]: False where no transition was made; do not store it
+
+
+class HostEnvs(Protocol):
+    """E environments stepped together on the host; what one does depends on its seed alone."""
+
+    spec: EnvSpec
+    num_envs: int
+    exact_restore: bool  # False: `restore` begins new episodes instead of continuing old ones
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Seeds and starts every environment, one seed each in [0, 2³¹).
+
+        Later episodes draw from the environment's own random stream. Returns f32[E, obs].
+        """
+        ...
+
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
+        """Steps with actions [E, act] in [-1, 1], which are scaled to the task's bounds.
+
+        Environments where `active` (bool[E]; all, if not given) is False stay as they are, their
+        rows are not `valid`. Raises `EnvironmentFailure` after the others have been stepped.
+        """
+        ...
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that `restore` needs as plain arrays, each of leading axis E."""
+        ...
+
+    def restore(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Takes up a saved state, in this or in a new object; returns f32[E, obs] to act on.
+
+        Unless `exact_restore`, new episodes begin: treat each environment's last stored
+        transition as truncated, or n-step windows would run across the gap.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised; the original exception is chained.
+
+    Attributes:
+      index: which of the E environments, or None where the backend cannot tell.
+      error: what it raised.
+      step: what the others gave on that step (the failed one not `valid`, and truncated), or
+        None. A state saved now is consistent with it and begins a new episode for the failed one.
+    """
+
+    def __init__(self, env_id: str, index: int | None, error: Exception, step: Step | None = None):
+        self.index = index
+        self.error = error
+        self.step = step
+        where = "" if index is None else f" {index}"
+        super().__init__(f"environment{where} ({env_id}) raised {type(error).__name__}: {error}")
+
+
+def unknown_id(env_id: str, known: Iterable[str], backend: str, advice: str = "") -> ValueError:
+    """The error for an id that `backend` lacks, naming the nearest ids that it has."""
+    known = sorted(known)
+    same_task = [k for k in known if re.sub(r"-v\d+$", "", k) == re.sub(r"-v\d+$", "", env_id)]
+    spelt = {k.lower(): k for k in known}
+    near = [spelt[k] for k in difflib.get_close_matches(env_id.lower(), spelt, n=4, cutoff=0.6)]
+    names = ", ".join(same_task[::-1] or near)
+    hint = f"; did you mean {names}?" if names else f"; it has {len(known)} others"
+    return ValueError(f"{backend} has no environment {env_id!r}{hint}{advice}")
+
+
+@contextlib.contextmanager
+def quiet_mujoco() -> Iterator[None]:
+    """Keeps back a complaint about the models that ship with Gymnasium and Brax.
+
+    On loading HalfCheetah's, MuJoCo reports a deprecated attribute on stderr and in a file
+    MUJOCO_LOG.TXT, once for every copy. Anything else that it reports becomes a Python warning.
+    """
+    mujoco: Any = importlib.import_module("mujoco")  # its functions have no static types
+
+    def report(text: str) -> None:
+        if "settotalmass" not in text:
+            warnings.warn(text, stacklevel=2)
+
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(report)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
+
+
+def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
+    """The seeds as a list of E ints, or an error that says what is wrong with them."""
+    seeds = [int(s) for s in seeds]
+    if len(seeds) != num_envs:
+        raise ValueError(f"got {len(seeds)} seeds for {num_envs} environments; give one for each")
+    if wrong := [s for s in seeds if not 0 <= s <= MAX_SEED]:
+        raise ValueError(f"seeds must be in [0, 2**31), got {wrong}")
+    return seeds
+
+
+def fresh_seeds(seeds: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Seeds for episodes begun anew after `steps` steps of environments seeded with `seeds`."""
+    pairs = zip(seeds, steps)
+    return [int(np.random.SeedSequence(p).generate_state(1)[0]) & MAX_SEED for p in pairs]
+
+
+class Boxes:
+    """The observation and action boxes of a task that suits continuous control.
+
+    Attributes:
+      obs_shape, obs_dim, action_dim: sizes; boxes of any shape count as vectors.
+    """
+
+    def __init__(self, env_id: str, observation: "Space[Any]", action: "Space[Any]"):
+        from gymnasium.spaces import Box
+
+        if not isinstance(action, Box):
+            raise ValueError(
+                f"{env_id} has action space {action}; TD3 and SAC need a continuous one (Box): "
+                "choose a continuous-control task"
+            )
+        if not isinstance(observation, Box):
+            raise ValueError(
+                f"{env_id} has observation space {observation}; one array (Box) is needed: "
+                "wrap it with gymnasium.wrappers.FlattenObservation and register that as an id"
+            )
+        if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+            raise ValueError(
+                f"{env_id} has action bounds {action.low} to {action.high}; actions are scaled "
+                "from [-1, 1], so they must be finite: wrap it with "
+                "gymnasium.wrappers.RescaleAction or ClipAction and register that as an id"
+            )
+        self.obs_shape = observation.shape
+        self.obs_dim = int(np.prod(observation.shape))
+        self.action_dim = int(np.prod(action.shape))
+        # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
+        self._centre = ((action.high.astype(np.float64) + action.low) / 2).astype(action.dtype)
+        self._half = ((action.high.astype(np.float64) - action.low) / 2).astype(action.dtype)
+
+    def scale(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""
+        if np.ndim(actions) != 2 or actions.shape[1] != self.action_dim:
+            raise ValueError(f"actions must be [E, {self.action_dim}], got {np.shape(actions)}")
+        actions = np.asarray(actions, self._half.dtype).reshape(-1, *self._half.shape)
+        return self._centre + self._half * actions

@@ -1,0 +1,73 @@
+"""Brax tasks as `DeviceEnv`s, without Brax's own wrappers.
+
+Brax's AutoReset overwrites the final observation and always returns to one cached start; the
+restarts of `device.from_functions` do neither.
+"""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.envs.base import EnvSpec, quiet_mujoco, unknown_id
+from rlx2_jax.envs.device import DeviceEnv, from_functions
+
+
+@contextlib.contextmanager
+def _brax_habits() -> Iterator[None]:
+    """Lets Brax, and nothing around it, promote ranks and use what its own packages deprecate."""
+    with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
+        warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Accessing .* directly from `Data`", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Brax System, piplines and environments", UserWarning)
+        yield
+
+
+def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> DeviceEnv:
+    """One Brax task.
+
+    Args:
+      name: Brax's ("inverted_pendulum", "halfcheetah"), or a Gymnasium id of the same robot
+        ("InvertedPendulum-v5"), although the two differ in details of physics and reward.
+      episode_length: the time limit; None for none.
+      **options: passed to the Brax task, e.g. `backend="mjx"`.
+    """
+    try:
+        # Redirected as it tells on stdout, each time, of an optional package that is not there.
+        with _brax_habits(), contextlib.redirect_stdout(io.StringIO()):
+            from brax import envs
+    except ImportError as error:
+        raise ImportError("the brax backend needs Brax: pip install 'rlx2_jax[brax]'") from error
+
+    known = {_plain(k): k for k in envs._envs}  # Brax has no public list
+    if _plain(name) not in known:
+        raise unknown_id(name, known.values(), "Brax")
+    with _brax_habits(), quiet_mujoco():
+        env = envs.get_environment(known[_plain(name)], **options)
+        start = jax.eval_shape(env.reset, jax.eval_shape(jax.random.PRNGKey, 0))
+    if not isinstance(start.obs, jax.ShapeDtypeStruct) or start.obs.ndim != 1:
+        raise ValueError(f"Brax's {name} observes {start.obs}; a single vector is needed")
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        with _brax_habits():
+            state = env.reset(key)
+        return state, jnp.asarray(state.obs)
+
+    def step(state: Any, action: jax.Array) -> tuple[Any, jax.Array, Any, jax.Array]:
+        with _brax_habits():
+            # A copy of the containers: Brax writes into the metrics that it is handed.
+            state = env.step(jax.tree.map(lambda x: x, state), action)
+        return state, jnp.asarray(state.obs), state.reward, state.done > 0
+
+    spec = EnvSpec(start.obs.shape[0], env.action_size, episode_length)
+    return from_functions(reset, step, spec)
+
+
+def _plain(name: str) -> str:
+    """ "InvertedPendulum-v5" and "inverted_pendulum" alike as "invertedpendulum"."""
+    return re.sub(r"-v\d+$", "", name).replace("_", "").lower()

@@ -1,0 +1,122 @@
+"""EnvPool tasks: C++ environments stepped by a thread pool, the -v3 MuJoCo tasks among them.
+
+EnvPool restarts an ended episode on the step after its end, with a fake transition that ignores
+the action, and reports an episode that ends by itself exactly at the time limit as merely
+truncated. Both are avoided: the limit is counted here (EnvPool's own is set out of reach), and
+ended episodes are restarted at once.
+
+EnvPool cannot give out its physics, so restoring a saved state begins new episodes.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx2_jax.envs.base import (
+    Boxes,
+    EnvironmentFailure,
+    EnvSpec,
+    Step,
+    check_seeds,
+    fresh_seeds,
+    unknown_id,
+)
+
+try:
+    import envpool
+except ImportError as error:
+    raise ImportError(
+        "the envpool backend needs EnvPool: pip install 'rlx2_jax[envpool]'"
+    ) from error
+
+
+class EnvPoolEnvs:
+    """E copies of an EnvPool task behind the `HostEnvs` protocol."""
+
+    exact_restore = False
+
+    def __init__(self, env_id: str, num_envs: int, **options: Any):
+        """Checks the task; `options` (e.g. `num_threads`) go to `envpool.make`."""
+        known = envpool.list_all_envs()
+        if env_id not in known:
+            raise unknown_id(env_id, known, "EnvPool")
+        task: Any = envpool.make_spec(env_id, **options)
+        with warnings.catch_warnings():
+            # Bounds are kept as float64 there and cast on the way to Gymnasium's float32 boxes.
+            warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+            boxes = Boxes(env_id, task.gymnasium_observation_space, task.gymnasium_action_space)
+        limit = int(task.config.max_episode_steps)
+        if limit > 0:  # EnvPool writes 0 for "none"
+            options = options | {"max_episode_steps": limit + 1}
+        self._id = env_id
+        self._options = options
+        self._boxes = boxes
+        self._limit = limit or float("inf")
+        self._pool: Any = None
+        self.spec = EnvSpec(boxes.obs_dim, boxes.action_dim, limit or None)
+        self.num_envs = num_envs
+        self._seeds = [0] * num_envs
+        self._steps = np.zeros(num_envs, np.int64)
+        self._elapsed = np.zeros(num_envs, np.int64)
+        self._obs = np.zeros((num_envs, boxes.obs_dim), np.float32)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        self._seeds = check_seeds(seeds, self.num_envs)
+        self._steps[:] = 0
+        return self._open(self._seeds)
+
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
+        valid = np.ones(self.num_envs, bool) if active is None else np.array(active, bool)
+        rows = np.flatnonzero(valid).astype(np.int32)
+        next_obs = self._obs.copy()
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        try:
+            obs, gained, done, cut, _ = self._pool.step(self._boxes.scale(actions)[rows], rows)
+        except Exception as error:
+            raise EnvironmentFailure(self._id, None, error) from error
+        next_obs[rows] = obs.reshape(len(rows), -1)
+        self._steps[rows] += 1
+        self._elapsed[rows] += 1
+        reward[rows] = gained
+        terminated[rows] = done
+        truncated[rows] = cut | (self._elapsed[rows] >= self._limit)
+        self._obs = next_obs.copy()
+        ended = np.flatnonzero(terminated | truncated).astype(np.int32)
+        if ended.size:
+            self._begin(ended)
+        return Step(next_obs, self._obs.copy(), reward, terminated, truncated, valid)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"seed": np.array(self._seeds, np.int64), "steps": self._steps.copy()}
+
+    def restore(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        self._seeds = check_seeds(state["seed"].tolist(), self.num_envs)
+        self._steps = np.array(state["steps"], np.int64)
+        return self._open(fresh_seeds(self._seeds, self._steps.tolist()))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _open(self, seeds: list[int]) -> np.ndarray:
+        """A new pool, as EnvPool takes seeds only on making one; returns f32[E, obs]."""
+        self.close()
+        # `env_seed` seeds each environment by itself; a plain `seed` would count on from one.
+        self._pool = envpool.make_gymnasium(
+            self._id, num_envs=self.num_envs, env_seed=seeds, **self._options
+        )
+        self._begin(np.arange(self.num_envs, dtype=np.int32))
+        return self._obs.copy()
+
+    def _begin(self, rows: np.ndarray) -> None:
+        """Starts an episode in the environments i32[k] listed."""
+        try:
+            obs, _ = self._pool.reset(rows)
+        except Exception as error:
+            raise EnvironmentFailure(self._id, None, error) from error
+        self._obs[rows] = obs.reshape(len(rows), -1)
+        self._elapsed[rows] = 0

@@ -1,0 +1,95 @@
+"""Brax's inverted pendulum through our restarts (the tables are in test_envs_probes)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlx2_jax import envs
+from rlx2_jax.envs.device import EnvState
+
+LIMIT, STEPS = 8, 48
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Two lanes of two pendulums, [T, 2, 2, ...]: lane 0 is left alone, lane 1 pushed hard."""
+    env = envs.make_device("inverted_pendulum", episode_length=LIMIT)
+    assert env.spec == (4, 1, LIMIT)
+    push = jnp.array([[[0.0], [0.0]], [[1.0], [-1.0]]])
+
+    @jax.jit
+    def rollout(keys):
+        def body(state, _):
+            after, step = jax.vmap(jax.vmap(env.step))(state, push)
+            return after, (state.obs, step)
+
+        start = jax.vmap(jax.vmap(env.reset))(keys)
+        return jax.lax.scan(body, start, None, STEPS)
+
+    keys = jax.random.split(jax.random.PRNGKey(0), (2, 2))
+    with jax.numpy_rank_promotion("raise"):
+        state, (acted, steps) = rollout(keys)
+    return state, np.asarray(acted), jax.tree.map(np.asarray, steps)
+
+
+def test_truncation_and_termination_are_told_apart(run):
+    _, _, steps = run
+    quiet = np.arange(1, STEPS + 1) % LIMIT == 0
+    np.testing.assert_array_equal(steps.truncated[:, 0], np.stack([quiet, quiet], 1))
+    assert not steps.terminated[:, 0].any()
+    np.testing.assert_array_equal(steps.terminated, np.abs(steps.next_obs[..., 1]) > 0.2)
+    assert steps.terminated[:, 1].sum() >= 4
+    assert steps.valid.all()
+    assert steps.reward.dtype == np.float32
+
+
+def test_final_observations_are_the_real_ones(run):
+    _, acted, steps = run
+    ended = steps.terminated | steps.truncated
+    np.testing.assert_array_equal(steps.obs[~ended], steps.next_obs[~ended])
+    assert (np.abs(steps.obs[ended]) <= 0.01).all()  # a start is within ±0.01
+    # A pole left alone tips on through the last step; a start would be a jump back.
+    angle, before = np.abs(steps.next_obs[..., 1]), np.abs(acted[..., 1])
+    assert (angle[steps.terminated] > before[steps.terminated]).all()
+    assert not np.isclose(steps.next_obs[ended], steps.obs[ended], atol=1e-5).all(-1).any()
+
+
+def test_starts_are_fresh(run):
+    _, acted, steps = run
+    starts = np.concatenate(
+        [acted[0].reshape(-1, 4), steps.obs[steps.terminated | steps.truncated]]
+    )
+    assert len(np.unique(starts, axis=0)) == len(starts) > 20
+
+
+def test_state_is_plain_arrays(run):
+    state, _, _ = run
+    assert isinstance(state, EnvState)
+    assert state.key.shape == (2, 2, 2) and state.key.dtype == jnp.uint32
+    for leaf in jax.tree.leaves(state):
+        assert leaf.shape[:2] == (2, 2)
+        assert np.asarray(leaf).dtype != object
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("InvertedPendulum-v5", (4, 1)),
+        pytest.param("HalfCheetah-v5", (17, 6), marks=pytest.mark.slow),
+        pytest.param("hopper", (11, 3), marks=pytest.mark.slow),
+        pytest.param("walker2d", (17, 6), marks=pytest.mark.slow),
+        pytest.param("ant", (27, 8), marks=pytest.mark.slow),
+        pytest.param("Humanoid-v5", (244, 17), marks=pytest.mark.slow),
+    ],
+)
+def test_names_and_gymnasium_ids(name, sizes):
+    env = envs.make_device(name)
+    assert env.spec == (*sizes, 1000)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    state = jax.eval_shape(env.reset, key)
+    action = jax.ShapeDtypeStruct((sizes[1],), jnp.float32)
+    after, step = jax.eval_shape(env.step, state, action)
+    describe = lambda x: (x.shape, x.dtype)  # noqa: E731
+    assert jax.tree.map(describe, after) == jax.tree.map(describe, state)
+    assert step.next_obs.shape == step.obs.shape == (sizes[0],)
