@@ -1,0 +1,71 @@
+"""How the kernel library is compiled: shared by `setup.py` and the build on first use.
+
+Standard library only: `setup.py` loads this file by path, before the package can be imported.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = ("kernels.cc", "mlp.h", "simd.h")
+# No -march: the instruction set is chosen at run time, so one build runs on any CPU.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-Wno-psabi")
+
+
+def source_hash() -> str:
+    """Names the sources and flags a library was built from."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for name in SOURCES:
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build_id(jaxlib_version: str) -> str:
+    """What the library answers when asked what it is (`Rlx2Build`)."""
+    return f"{source_hash()}-jaxlib-{jaxlib_version}"
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler: `CXX` if set, else c++, g++ or clang++; None without one."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return shutil.which(chosen)
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+
+def compiler_version(compiler: str) -> str:
+    """First line of `--version`, part of the name of a cached build."""
+    shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60)
+    return shown.stdout.partition("\n")[0]
+
+
+def compile_library(compiler: str, include: str, jaxlib_version: str, out: Path) -> None:
+    """Compiles the kernels into the shared library `out` (appears whole or not at all).
+
+    Raises:
+      RuntimeError: the compiler failed; the message ends with what it said.
+    """
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")
+    command = [
+        compiler,
+        *FLAGS,
+        "-shared",
+        f'-DRLX2_BUILD="{build_id(jaxlib_version)}"',
+        "-isystem",
+        include,
+        str(HERE / SOURCES[0]),
+        "-o",
+        str(part),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode != 0:
+            raise RuntimeError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+        os.replace(part, out)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"{compiler} could not run: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)

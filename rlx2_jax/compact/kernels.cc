@@ -1,0 +1,335 @@
+// XLA FFI handlers of the compact multilayer perceptron (mlp.h), for jax.ffi.
+//
+//   rlx2_mlp_forward (flat, rowptr, cols, x) -> (y, acts)
+//   rlx2_mlp_backward(flat, rowptr, cols, colptr, rows, perm, acts, dy) -> (dflat, dx, grads)
+//
+// Every operand may have leading lane axes; an axis of size 1 is shared by all lanes. An output
+// that is not wanted has size 0. float32 and float64.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mlp.h"
+#include "xla/ffi/api/ffi.h"
+
+#ifndef RLX2_BUILD
+#define RLX2_BUILD "unknown"
+#endif
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+using rlx2::Index;
+using rlx2::Spec;
+
+// Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
+constexpr int64_t kGrain = 400 * 1000;
+// The batch is cut into at most this many parts whose weight gradients are summed in a fixed
+// order, so that results do not depend on the number of threads.
+constexpr int64_t kParts = 4;
+constexpr int64_t kPartColumns = 128;
+
+// Runs f(0) .. f(tasks - 1) on the caller and, if the work pays for it, on XLA's own threads. The
+// caller takes tasks too and waits only for those already begun, so a busy pool cannot deadlock.
+template <typename F>
+void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
+  const int64_t threads =
+      std::min({tasks, work / kGrain, tasks > 1 ? pool.num_threads() : int64_t{1}});
+  if (threads <= 1) {
+    for (int64_t t = 0; t < tasks; ++t) f(t);
+    return;
+  }
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto state = std::make_shared<State>();
+  const auto drain = [&f, tasks](State& s) {
+    for (int64_t t = s.next.fetch_add(1); t < tasks; t = s.next.fetch_add(1)) {
+      f(t);
+      s.done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  // A helper that starts late finds no task left and touches nothing but `state`.
+  for (int64_t i = 1; i < threads; ++i) {
+    pool.Schedule([state, drain] { drain(*state); });
+  }
+  drain(*state);
+  while (state->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
+}
+
+// Finds one lane's slice of a buffer of shape [lane axes..., core axes...].
+struct Slices {
+  int64_t core = 1;
+  std::vector<int64_t> stride;  // per lane axis, 0 where the axis is shared
+  bool ok = true;
+
+  Slices(ffi::Span<const int64_t> dims, const std::vector<int64_t>& lanes, int64_t core_rank) {
+    const int64_t rank = static_cast<int64_t>(lanes.size());
+    ok = static_cast<int64_t>(dims.size()) == rank + core_rank;
+    if (!ok) return;
+    for (int64_t d = rank; d < rank + core_rank; ++d) core *= dims[d];
+    stride.assign(rank, 0);
+    int64_t step = core;
+    for (int64_t d = rank - 1; d >= 0; --d) {
+      ok = ok && (dims[d] == lanes[d] || dims[d] == 1);
+      if (dims[d] != 1) stride[d] = step;
+      step *= dims[d];
+    }
+  }
+
+  int64_t Offset(int64_t lane, const std::vector<int64_t>& lanes) const {
+    int64_t offset = 0;
+    for (int64_t d = static_cast<int64_t>(lanes.size()) - 1; d >= 0; --d) {
+      offset += (lane % lanes[d]) * stride[d];
+      lane /= lanes[d];
+    }
+    return offset;
+  }
+};
+
+ffi::Error MakeSpec(ffi::Span<const int64_t> width, ffi::Span<const int64_t> nnz, int64_t batch,
+                    bool relu_last, bool feature_major, Spec& s) {
+  if (width.size() < 2 || nnz.size() + 1 != width.size()) {
+    return ffi::Error::InvalidArgument("rlx2: widths and nnz do not describe a network");
+  }
+  s.layers = static_cast<int64_t>(nnz.size());
+  s.batch = batch;
+  s.relu_last = relu_last;
+  s.feature_major = feature_major;
+  s.width.assign(width.begin(), width.end());
+  s.nnz.assign(nnz.begin(), nnz.end());
+  for (int64_t w : s.width) {
+    if (w < 1 || w > INT32_MAX) return ffi::Error::InvalidArgument("rlx2: width out of range");
+  }
+  for (int64_t n : s.nnz) {
+    if (n < 0 || n >= INT32_MAX) return ffi::Error::InvalidArgument("rlx2: nnz out of range");
+  }
+  s.Finish();
+  return ffi::Error::Success();
+}
+
+ffi::Error BadShape(const char* name) {
+  return ffi::Error::InvalidArgument(std::string("rlx2: shape of ") + name +
+                                     " does not fit the network");
+}
+ffi::Error BadIndex() {
+  return ffi::Error::InvalidArgument(
+      "rlx2: an index array leads outside the network; check it with compact.layout.validate");
+}
+
+// The lane axes: those of the result, before its core axes.
+std::vector<int64_t> LaneAxes(ffi::Span<const int64_t> dims, size_t core_rank) {
+  return std::vector<int64_t>(dims.begin(), dims.end() - core_rank);
+}
+int64_t Count(const std::vector<int64_t>& lanes) {
+  return std::accumulate(lanes.begin(), lanes.end(), int64_t{1}, std::multiplies<int64_t>());
+}
+
+#define RLX2_OPERAND(name, rank, size)                          \
+  const Slices name##_at(name.dimensions(), lanes, rank);       \
+  if (!name##_at.ok || name##_at.core != (size)) return BadShape(#name)
+
+template <typename T>
+ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer rowptr,
+                   ffi::AnyBuffer cols, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer acts,
+                   Spec& s, const std::vector<int64_t>& lanes) {
+  const bool keep = acts.element_count() > 0;
+  RLX2_OPERAND(flat, 1, s.parameters);
+  RLX2_OPERAND(rowptr, 1, s.rowptrs);
+  RLX2_OPERAND(cols, 1, s.links);
+  RLX2_OPERAND(x, 2, s.batch * s.width.front());
+  RLX2_OPERAND(y, 2, s.batch * s.width.back());
+  RLX2_OPERAND(acts, 1, keep ? s.acts : 0);
+  const int64_t count = Count(lanes);
+  const int64_t parts = std::max<int64_t>(1, s.batch / kPartColumns);
+  std::atomic<bool> valid{true};
+  Parallel(pool, count * parts, count * s.links * s.batch, [&](int64_t task) {
+    const int64_t lane = task / parts, part = task % parts;
+    const int64_t begin = part * kPartColumns;
+    const int64_t end = part + 1 == parts ? s.batch : begin + kPartColumns;
+    const Index ix{rowptr.typed_data<int32_t>() + rowptr_at.Offset(lane, lanes),
+                   cols.typed_data<int32_t>() + cols_at.Offset(lane, lanes)};
+    if (!rlx2::Valid(s, ix)) {
+      valid = false;
+      return;
+    }
+    rlx2::Forward<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes),
+                     x.typed_data<T>() + x_at.Offset(lane, lanes), begin, end,
+                     y.typed_data<T>() + y_at.Offset(lane, lanes),
+                     keep ? acts.typed_data<T>() + acts_at.Offset(lane, lanes) : nullptr);
+  });
+  return valid ? ffi::Error::Success() : BadIndex();
+}
+
+ffi::Error ForwardImpl(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer rowptr,
+                       ffi::AnyBuffer cols, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                       ffi::Result<ffi::AnyBuffer> acts, ffi::Span<const int64_t> widths,
+                       ffi::Span<const int64_t> nnz, bool relu_last, bool feature_major) {
+  const auto dims = y->dimensions();
+  if (dims.size() < 2) return BadShape("y");
+  for (const ffi::AnyBuffer* index : {&rowptr, &cols}) {
+    if (index->element_type() != ffi::S32) return BadShape("an index array (int32)");
+  }
+  for (const ffi::AnyBuffer* b : {&x, &*y, &*acts}) {
+    if (b->element_type() != flat.element_type()) return BadShape("an operand (one dtype)");
+  }
+  Spec s;
+  const int64_t batch = dims[dims.size() - (feature_major ? 1 : 2)];
+  if (auto e = MakeSpec(widths, nnz, batch, relu_last, feature_major, s); e.failure()) return e;
+  const auto lanes = LaneAxes(dims, 2);
+  if (flat.element_type() == ffi::F32) {
+    return Forward<float>(pool, flat, rowptr, cols, x, *y, *acts, s, lanes);
+  }
+  if (flat.element_type() == ffi::F64) {
+    return Forward<double>(pool, flat, rowptr, cols, x, *y, *acts, s, lanes);
+  }
+  return ffi::Error::InvalidArgument("rlx2: dtype must be float32 or float64");
+}
+
+template <typename T>
+ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer rowptr,
+                    ffi::AnyBuffer cols, ffi::AnyBuffer colptr, ffi::AnyBuffer rows,
+                    ffi::AnyBuffer perm, ffi::AnyBuffer acts, ffi::AnyBuffer dy,
+                    ffi::AnyBuffer dflat, ffi::AnyBuffer dx, ffi::AnyBuffer grads, Spec& s,
+                    const std::vector<int64_t>& lanes, bool need_dflat, bool need_dx,
+                    bool need_grads) {
+  RLX2_OPERAND(flat, 1, s.parameters);
+  RLX2_OPERAND(rowptr, 1, s.rowptrs);
+  RLX2_OPERAND(cols, 1, s.links);
+  RLX2_OPERAND(colptr, 1, s.colptrs);
+  RLX2_OPERAND(rows, 1, s.links);
+  RLX2_OPERAND(perm, 1, s.links);
+  RLX2_OPERAND(acts, 1, s.acts);
+  RLX2_OPERAND(dy, 2, s.batch * s.width.back());
+  RLX2_OPERAND(dflat, 1, need_dflat ? s.parameters : 0);
+  RLX2_OPERAND(dx, 2, need_dx ? s.batch * s.width.front() : 0);
+  RLX2_OPERAND(grads, 1, need_grads ? s.grads : 0);
+  const int64_t count = Count(lanes);
+  const int64_t parts = std::clamp<int64_t>(s.batch / kPartColumns, 1, kParts);
+  // Part 0 sums into the output itself, the others into `partial`; the last to finish adds them.
+  const int64_t extra = need_dflat ? parts - 1 : 0;
+  std::unique_ptr<T[]> partial(extra > 0 ? new T[count * extra * s.parameters] : nullptr);
+  std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[count]);
+  for (int64_t i = 0; i < count; ++i) left[i] = parts;
+  std::atomic<bool> valid{true};
+  Parallel(pool, count * parts, 2 * count * s.links * s.batch, [&](int64_t task) {
+    const int64_t lane = task / parts, part = task % parts;
+    const int64_t columns = s.batch / parts / 64 * 64;
+    const int64_t begin = part * columns;
+    const int64_t end = part + 1 == parts ? s.batch : begin + columns;
+    const Index ix{rowptr.typed_data<int32_t>() + rowptr_at.Offset(lane, lanes),
+                   cols.typed_data<int32_t>() + cols_at.Offset(lane, lanes),
+                   colptr.typed_data<int32_t>() + colptr_at.Offset(lane, lanes),
+                   rows.typed_data<int32_t>() + rows_at.Offset(lane, lanes),
+                   perm.typed_data<int32_t>() + perm_at.Offset(lane, lanes)};
+    if (!rlx2::Valid(s, ix)) {
+      valid = false;
+      return;
+    }
+    T* out = need_dflat ? dflat.typed_data<T>() + dflat_at.Offset(lane, lanes) : nullptr;
+    T* others = partial.get() + lane * extra * s.parameters;
+    T* mine = part == 0 || !need_dflat ? out : others + (part - 1) * s.parameters;
+    if (mine != nullptr) std::fill_n(mine, s.parameters, T(0));
+    rlx2::Backward<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes),
+                      acts.typed_data<T>() + acts_at.Offset(lane, lanes),
+                      dy.typed_data<T>() + dy_at.Offset(lane, lanes), begin, end, mine,
+                      need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr,
+                      need_grads ? grads.typed_data<T>() + grads_at.Offset(lane, lanes) : nullptr);
+    if (extra > 0 && left[lane].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      for (int64_t p = 0; p < extra; ++p) {
+        const T* add = others + p * s.parameters;
+        for (int64_t i = 0; i < s.parameters; ++i) out[i] += add[i];
+      }
+    }
+  });
+  return valid ? ffi::Error::Success() : BadIndex();
+}
+
+ffi::Error BackwardImpl(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer rowptr,
+                        ffi::AnyBuffer cols, ffi::AnyBuffer colptr, ffi::AnyBuffer rows,
+                        ffi::AnyBuffer perm, ffi::AnyBuffer acts, ffi::AnyBuffer dy,
+                        ffi::Result<ffi::AnyBuffer> dflat, ffi::Result<ffi::AnyBuffer> dx,
+                        ffi::Result<ffi::AnyBuffer> grads, ffi::Span<const int64_t> widths,
+                        ffi::Span<const int64_t> nnz, bool relu_last, bool feature_major,
+                        bool need_dflat, bool need_dx, bool need_grads) {
+  const auto dims = dy.dimensions();
+  const auto lane_dims = dflat->dimensions();
+  if (dims.size() < 2 || lane_dims.size() < 1) return BadShape("dy or dflat");
+  for (const ffi::AnyBuffer* index : {&rowptr, &cols, &colptr, &rows, &perm}) {
+    if (index->element_type() != ffi::S32) return BadShape("an index array (int32)");
+  }
+  for (const ffi::AnyBuffer* b : {&acts, &dy, &*dflat, &*dx, &*grads}) {
+    if (b->element_type() != flat.element_type()) return BadShape("an operand (one dtype)");
+  }
+  Spec s;
+  const int64_t batch = dims[dims.size() - (feature_major ? 1 : 2)];
+  if (auto e = MakeSpec(widths, nnz, batch, relu_last, feature_major, s); e.failure()) return e;
+  const auto lanes = LaneAxes(lane_dims, 1);
+  if (flat.element_type() == ffi::F32) {
+    return Backward<float>(pool, flat, rowptr, cols, colptr, rows, perm, acts, dy, *dflat, *dx,
+                           *grads, s, lanes, need_dflat, need_dx, need_grads);
+  }
+  if (flat.element_type() == ffi::F64) {
+    return Backward<double>(pool, flat, rowptr, cols, colptr, rows, perm, acts, dy, *dflat, *dx,
+                            *grads, s, lanes, need_dflat, need_dx, need_grads);
+  }
+  return ffi::Error::InvalidArgument("rlx2: dtype must be float32 or float64");
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Rlx2MlpForward, ForwardImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()   // flat
+                                  .Arg<ffi::AnyBuffer>()   // rowptr
+                                  .Arg<ffi::AnyBuffer>()   // cols
+                                  .Arg<ffi::AnyBuffer>()   // x
+                                  .Ret<ffi::AnyBuffer>()   // y
+                                  .Ret<ffi::AnyBuffer>()   // acts
+                                  .Attr<ffi::Span<const int64_t>>("widths")
+                                  .Attr<ffi::Span<const int64_t>>("nnz")
+                                  .Attr<bool>("relu_last")
+                                  .Attr<bool>("feature_major"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Rlx2MlpBackward, BackwardImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()   // flat
+                                  .Arg<ffi::AnyBuffer>()   // rowptr
+                                  .Arg<ffi::AnyBuffer>()   // cols
+                                  .Arg<ffi::AnyBuffer>()   // colptr
+                                  .Arg<ffi::AnyBuffer>()   // rows
+                                  .Arg<ffi::AnyBuffer>()   // perm
+                                  .Arg<ffi::AnyBuffer>()   // acts
+                                  .Arg<ffi::AnyBuffer>()   // dy
+                                  .Ret<ffi::AnyBuffer>()   // dflat
+                                  .Ret<ffi::AnyBuffer>()   // dx
+                                  .Ret<ffi::AnyBuffer>()   // grads
+                                  .Attr<ffi::Span<const int64_t>>("widths")
+                                  .Attr<ffi::Span<const int64_t>>("nnz")
+                                  .Attr<bool>("relu_last")
+                                  .Attr<bool>("feature_major")
+                                  .Attr<bool>("need_dflat")
+                                  .Attr<bool>("need_dx")
+                                  .Attr<bool>("need_grads"));
+
+extern "C" {
+
+// What this library was built from and for; native.py refuses one that does not fit.
+const char* Rlx2Build() { return RLX2_BUILD; }
+int Rlx2FfiVersion() { return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR; }
+
+// Selects an instruction set, at most the best one this CPU has; returns the one selected.
+int Rlx2SelectIsa(int wanted) {
+  const int best = static_cast<int>(rlx2::BestIsa());
+  rlx2::CurrentIsa() = static_cast<rlx2::Isa>(std::clamp(wanted, 0, best));
+  return static_cast<int>(rlx2::CurrentIsa());
+}
+}

@@ -1,0 +1,288 @@
+"""The compact form of a network: its live links only.
+
+    y_l = W_l a_l + b_l,   a_{l+1} = relu(y_l)
+
+A network is one trainable vector `flat` and one `Index`. With n_l links in layer l:
+
+    flat = [values_0 (n_0), ..., values_{L-1}, bias_0 (out_0), ..., bias_{L-1}]
+
+Values of a layer are ordered by output row, then input column (CSR of the [out, in] matrix); the
+index holds the same links a second time by input, then output (the transpose, which is also the
+order of the flattened [in, out] kernel of the masked form) with a permutation into the values.
+Optimizer moments and targets are vectors like `flat`, so memory is Θ(live links).
+
+n_l is a static capacity. Where a lane has fewer live links, its row pointers end early and the
+rest is padding: value 0, gradient 0, any column in range.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Layers = Mapping[str, Mapping[str, Any]]  # {layer: {"kernel": [in, out], "bias": [out]}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Static shape of a compact network: `widths[l] -> widths[l + 1]` with `nnz[l]` links."""
+
+    widths: tuple[int, ...]
+    nnz: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.nnz) != len(self.names) or len(self.widths) != len(self.nnz) + 1:
+            raise ValueError(f"{self} has not one width, nnz and name per layer")
+        for (n_in, n_out), n in zip(self.shapes, self.nnz):
+            if min(n_in, n_out) < 1 or n_in * n_out >= 2**31:
+                raise ValueError(f"a layer of {n_in} x {n_out} is not within 1 .. 2**31 - 1 links")
+            if not 0 <= n <= n_in * n_out:
+                raise ValueError(f"{n} links do not fit a layer of {n_in} x {n_out}")
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(in, out) of each layer."""
+        return tuple(zip(self.widths[:-1], self.widths[1:]))
+
+    @property
+    def links(self) -> int:
+        return sum(self.nnz)
+
+    @property
+    def parameters(self) -> int:
+        """Length of `flat`."""
+        return self.links + sum(self.widths[1:])
+
+    def slices(self, field: str) -> tuple[slice, ...]:
+        """Where each layer lies in an index array, or (`values`, `biases`) in `flat`."""
+        if field == "biases":
+            sizes, start = self.widths[1:], self.links
+        else:
+            start = 0
+            sizes = {
+                "rowptr": [n + 1 for n in self.widths[1:]],
+                "colptr": [n + 1 for n in self.widths[:-1]],
+            }.get(field, self.nnz)
+        ends = list(accumulate(sizes, initial=start))
+        return tuple(slice(a, b) for a, b in pairwise(ends))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rowptr", "cols", "colptr", "rows", "perm"],
+    meta_fields=["spec"],
+)
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Where the links are: int32 arrays, layers one after the other, pointers from 0 per layer.
+
+    Links of output r of layer l: rowptr[r] .. rowptr[r + 1] - 1, from inputs `cols`. Links of
+    input c: colptr[c] .. colptr[c + 1] - 1, to outputs `rows`, with values at `perm`.
+    """
+
+    rowptr: Array  # Σ (out + 1)
+    cols: Array  # Σ nnz
+    colptr: Array  # Σ (in + 1)
+    rows: Array  # Σ nnz
+    perm: Array  # Σ nnz
+    spec: Spec
+
+    def layer(self, field: str, layer: int) -> Array:
+        """One layer's part of an index array."""
+        return getattr(self, field)[..., self.spec.slices(field)[layer]]
+
+    def live(self) -> Array:
+        """Live links of each layer (without padding): i32[layers]."""
+        ends = np.array([s.stop - 1 for s in self.spec.slices("rowptr")])
+        return self.rowptr[..., ends]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["flat", "index"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Compact:
+    """A whole network: trainable values and biases, and where they belong."""
+
+    flat: Array
+    index: Index
+
+
+def layer_names(layers: Layers) -> tuple[str, ...]:
+    """Layers in the order of their numbers (JAX sorts dict keys as text: 10 before 2)."""
+    numbers = [re.search(r"(\d+)$", name) for name in layers]
+    if all(numbers):
+        return tuple(sorted(layers, key=lambda name: int(re.findall(r"(\d+)$", name)[0])))
+    return tuple(layers)
+
+
+def spec_of(masks: Layers, *more: Layers) -> Spec:
+    """The shape that holds concrete masks, or several lanes' masks: the largest nnz per layer."""
+    names = layer_names(masks)
+    shapes = [np.shape(masks[name]["kernel"]) for name in names]
+    for (_, n_out), (n_in, _) in pairwise(shapes):
+        if n_out != n_in:
+            raise ValueError(f"layers {names} of shapes {shapes} do not form a chain")
+    counts = [
+        max(int(np.asarray(lane[name]["kernel"]).sum()) for lane in (masks, *more))
+        for name in names
+    ]
+    widths = (shapes[0][0], *(n_out for _, n_out in shapes))
+    return Spec(tuple(int(w) for w in widths), tuple(counts), names)
+
+
+def group_lanes(live: Sequence[Sequence[int]], max_padding: float = 0.1) -> list[list[int]]:
+    """Which lanes can share a program: each one's links padded by at most `max_padding`.
+
+    Args:
+      live: per lane, the live links of each layer.
+
+    Returns:
+      Groups of lane numbers; a group's nnz is the largest of its lanes, layer by layer.
+    """
+    groups: list[list[int]] = []
+    sizes: list[np.ndarray] = []
+    for lane in sorted(range(len(live)), key=lambda i: (-sum(live[i]), i)):
+        mine = np.asarray(live[lane])
+        for i, group in enumerate(groups):
+            joint = np.maximum(sizes[i], mine)
+            members = [sum(live[j]) for j in (*group, lane)]
+            if len(mine) == len(joint) and joint.sum() <= (1 + max_padding) * min(members):
+                group.append(lane)
+                sizes[i] = joint
+                break
+        else:
+            groups.append([lane])
+            sizes.append(mine)
+    return [sorted(group) for group in groups]
+
+
+def build_index(positions: Sequence[Array], spec: Spec) -> tuple[Index, Array]:
+    """Index of links at given places, under jit and vmap.
+
+    Args:
+      positions: per layer i32[nnz], ascending places in the flattened [in, out] kernel, then
+        in * out for every padding entry.
+
+    Returns:
+      The index, and i32[Σ nnz]: for each link in value order its place in the given order.
+    """
+    fields: list[tuple[Array, ...]] = []
+    for place, (n_in, n_out) in zip(positions, spec.shapes):
+        live = place < n_in * n_out
+        col, row = place // n_out, place % n_out
+        key = jnp.where(live, row * n_in + col, n_in * n_out)
+        key, order = jax.lax.sort((key, jnp.arange(len(place), dtype=jnp.int32)), num_keys=1)
+        rowptr = _first_at_least(key, n_in * jnp.arange(n_out + 1, dtype=jnp.int32))
+        colptr = _first_at_least(place, n_out * jnp.arange(n_in + 1, dtype=jnp.int32))
+        perm = jnp.zeros_like(order).at[order].set(jnp.arange(len(place), dtype=jnp.int32))
+        cols = jnp.where(live, col, 0)[order]
+        fields.append((rowptr, cols, colptr, jnp.where(live, row, 0), perm, order))
+    rowptr, cols, colptr, rows, perm, order = (jnp.concatenate(part) for part in zip(*fields))
+    return Index(rowptr, cols, colptr, rows, perm, spec), order
+
+
+def _first_at_least(ascending: Array, values: Array) -> Array:
+    return jnp.searchsorted(ascending, values).astype(jnp.int32)
+
+
+def places(index: Index, layer: int) -> Array:
+    """Places in the flattened [in, out] kernel, ascending, padding in * out: i32[nnz].
+
+    The order is that of `rows` and `perm`.
+    """
+    n_in, n_out = index.spec.shapes[layer]
+    colptr, rows = index.layer("colptr", layer), index.layer("rows", layer)
+    link = jnp.arange(len(rows), dtype=jnp.int32)
+    col = jnp.searchsorted(colptr, link, side="right").astype(jnp.int32) - 1
+    return jnp.where(link < colptr[-1], col * n_out + rows, n_in * n_out)
+
+
+def from_masked(params: Layers, masks: Layers, spec: Spec | None = None) -> Compact:
+    """The compact form of a masked network (biases are always live).
+
+    Args:
+      params, masks: layers `{"kernel": [in, out], "bias": [out]}`; masks are bool.
+      spec: static shape, needed where masks are traced; live links beyond `nnz` would be lost,
+        so take it from the concrete masks (`spec_of`).
+    """
+    spec = spec_of(masks) if spec is None else spec
+    positions, values = [], []
+    for name, (n_in, n_out), n in zip(spec.names, spec.shapes, spec.nnz):
+        mask = jnp.asarray(masks[name]["kernel"]).reshape(-1)
+        place = jnp.nonzero(mask, size=n, fill_value=n_in * n_out)[0].astype(jnp.int32)
+        kernel = jnp.asarray(params[name]["kernel"]).reshape(-1)
+        positions.append(place)
+        values.append(kernel.at[place].get(mode="fill", fill_value=0))
+    index, order = build_index(positions, spec)
+    sorted_values = [v[order[s]] for v, s in zip(values, spec.slices("values"))]
+    biases = [jnp.asarray(params[name]["bias"]) for name in spec.names]
+    return Compact(jnp.concatenate([*sorted_values, *biases]), index)
+
+
+def to_masked(net: Compact) -> tuple[dict[str, dict[str, Array]], dict[str, dict[str, Array]]]:
+    """(params, masks) of the masked form; params are exactly 0 off the mask."""
+    params, masks, spec = {}, {}, net.index.spec
+    value_slices, bias_slices = spec.slices("values"), spec.slices("biases")
+    for i, (name, (n_in, n_out)) in enumerate(zip(spec.names, spec.shapes)):
+        place = places(net.index, i)
+        values = net.flat[value_slices[i]][net.index.layer("perm", i)]
+        kernel = jnp.zeros(n_in * n_out, values.dtype).at[place].set(values, mode="drop")
+        mask = jnp.zeros(n_in * n_out, bool).at[place].set(True, mode="drop")
+        bias = net.flat[bias_slices[i]]
+        params[name] = {"kernel": kernel.reshape(n_in, n_out), "bias": bias}
+        masks[name] = {"kernel": mask.reshape(n_in, n_out), "bias": jnp.ones(n_out, bool)}
+    return params, masks
+
+
+def validate(index: Index) -> None:
+    """Checks an index from outside (a file, another program), on the host; lanes allowed.
+
+    Raises:
+      ValueError: names the first array that does not describe a network of `index.spec`.
+    """
+    arrays = {f.name: np.asarray(getattr(index, f.name)) for f in dataclasses.fields(index)[:-1]}
+    lanes = {array.shape[:-1] for array in arrays.values()}
+    if len(lanes) != 1:
+        raise ValueError(f"index arrays have different lane axes {sorted(lanes)}")
+    for name, array in arrays.items():
+        size = index.spec.slices(name)[-1].stop
+        if array.dtype != np.int32 or array.shape[-1] != size:
+            raise ValueError(f"{name} must be int32[..., {size}], not {array.dtype}{array.shape}")
+    for lane in np.ndindex(*lanes.pop()):
+        for layer, shape in enumerate(index.spec.shapes):
+            part = {n: a[lane][index.spec.slices(n)[layer]] for n, a in arrays.items()}
+            _validate_layer(part, shape, f"layer {index.spec.names[layer]!r}")
+
+
+def _validate_layer(part: dict[str, np.ndarray], shape: tuple[int, int], where: str) -> None:
+    n_in, n_out = shape
+    nnz = len(part["cols"])
+    for name, limit in (("cols", n_in), ("rows", n_out), ("perm", nnz)):
+        if nnz and not (part[name].min() >= 0 and part[name].max() < limit):
+            raise ValueError(f"{where}: {name} is not within 0 .. {limit - 1}")
+    for name in ("rowptr", "colptr"):
+        pointer = part[name]
+        if pointer[0] != 0 or pointer[-1] > nnz or (np.diff(pointer) < 0).any():
+            raise ValueError(f"{where}: {name} does not rise from 0 to at most {nnz}")
+    live = part["rowptr"][-1]
+    if part["colptr"][-1] != live:
+        raise ValueError(f"{where}: rowptr and colptr disagree on the number of live links")
+    row = np.repeat(np.arange(n_out), np.diff(part["rowptr"]))
+    col = np.repeat(np.arange(n_in), np.diff(part["colptr"]))
+    by_row = row.astype(np.int64) * n_in + part["cols"][:live]
+    by_col = col.astype(np.int64) * n_out + part["rows"][:live]
+    if (np.diff(by_row) <= 0).any() or (np.diff(by_col) <= 0).any():
+        raise ValueError(f"{where}: links are not sorted, or one is there twice")
+    perm = part["perm"][:live]
+    if not np.array_equal(np.sort(part["perm"]), np.arange(nnz)) or not (
+        np.array_equal(row[perm] if live else perm, part["rows"][:live])
+        and np.array_equal(part["cols"][perm], col)
+    ):
+        raise ValueError(f"{where}: the transpose does not hold the same links")

@@ -1,0 +1,168 @@
+"""Finding, building, checking and refusing the kernel library; the sanitizer run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+from compact_nets import compress, masked_network
+
+from rlx2_jax.compact import building, native, ops
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = """
+import logging
+from rlx2_jax.compact import native
+print(native.execution())
+print(native.execution())
+"""
+
+
+def run(tmp_path, **variables):
+    """`native.execution()` twice in a new process with an empty cache."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment.update(variables)
+    command = [sys.executable, "-c", SCRIPT]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("value", native.CHOICES)
+def test_forced(value, monkeypatch):
+    monkeypatch.setenv("RLX2_COMPACT", value)
+    if value == "native" and building.find_compiler() is None:
+        pytest.skip("no compiler")
+    assert native.execution() == value
+
+
+@pytest.mark.fast
+def test_bad_choice_is_refused(monkeypatch):
+    monkeypatch.setenv("RLX2_COMPACT", "gpu")
+    with pytest.raises(ValueError, match=r"'gpu' is not one of .*correct or unset"):
+        native.execution()
+
+
+@pytest.mark.fast
+def test_off_switches_it_off(monkeypatch):
+    params, masks = masked_network(np.random.default_rng(0), (3, 2), (4,))
+    net = compress(params, masks)
+    monkeypatch.setenv("RLX2_COMPACT", "off")
+    with pytest.raises(RuntimeError, match="RLX2_COMPACT=off"):
+        ops.mlp(net.flat, net.index, jnp.zeros((1, 3)))
+
+
+@pytest.mark.fast
+def test_without_compiler_one_line_says_so(tmp_path, monkeypatch):
+    if list(native._installed()):
+        pytest.skip("a library is installed")
+    done = run(tmp_path, CXX="no-such-compiler", RLX2_COMPACT="")
+    assert done.stdout.split() == ["xla", "xla"]
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "plain XLA" in done.stderr and "no C++ compiler" in done.stderr
+    forced = run(tmp_path, CXX="no-such-compiler", RLX2_COMPACT="native")
+    assert forced.returncode != 0 and "no C++ compiler found" in forced.stderr
+
+
+@pytest.mark.fast
+def test_failing_compiler(tmp_path):
+    if list(native._installed()):
+        pytest.skip("a library is installed")
+    done = run(tmp_path, CXX="false", RLX2_COMPACT="")
+    assert done.stdout.split() == ["xla", "xla"] and "failed" in done.stderr
+    assert not list((tmp_path / "rlx2_jax").iterdir())
+
+
+@pytest.mark.fast
+def test_foreign_builds_are_refused(tmp_path):
+    compiler = building.find_compiler()
+    if compiler is None:
+        pytest.skip("no compiler")
+
+    def library(build, interface):
+        source = tmp_path / "fake.cc"
+        out = tmp_path / f"{abs(hash((build, interface)))}.so"
+        source.write_text(
+            f'extern "C" {{ const char* Rlx2Build() {{ return "{build}"; }}'
+            f" int Rlx2FfiVersion() {{ return {interface}; }} }}"
+        )
+        subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(out)], check=True)
+        return out
+
+    right = building.build_id(jaxlib.__version__)
+    native.open_library(library(right, native.ffi_version()))
+    with pytest.raises(native.Unavailable, match=r"jaxlib-0\.0\.1.*install again"):
+        native.open_library(library(building.build_id("0.0.1"), native.ffi_version()))
+    with pytest.raises(native.Unavailable, match="FFI 999"):
+        native.open_library(library(right, 999))
+    (tmp_path / "text.so").write_text("not a library")
+    with pytest.raises(native.Unavailable, match="not a kernel library"):
+        native.open_library(tmp_path / "text.so")
+
+
+@pytest.mark.slow
+def test_builds_on_first_use(tmp_path):
+    if building.find_compiler() is None or list(native._installed()):
+        pytest.skip("needs a compiler and no installed library")
+    assert run(tmp_path, RLX2_COMPACT="native").stdout.split() == ["native", "native"]
+    (built,) = (tmp_path / "rlx2_jax").glob("*.so")
+    assert building.source_hash() in built.name and jaxlib.__version__ in built.name
+
+
+@pytest.mark.fast
+def test_cached_build_is_used_again_and_mended(tmp_path, monkeypatch):
+    builds = []
+
+    def compile_library(compiler, include, version, out):
+        builds.append(out)
+        out.write_text("library")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(building, "compile_library", compile_library)
+    monkeypatch.setattr(native, "open_library", lambda path: path)
+    for wanted in (1, 1):
+        native._cached_build("true")
+        assert len(builds) == wanted
+    builds[0].write_text("libr")  # cut short: loading it could crash the process
+    native._cached_build("true")
+    assert len(builds) == 2 and builds[1].read_text() == "library"
+
+
+@pytest.mark.fast
+def test_unsafe_cache_directory_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native._cache_directory() == tmp_path / "rlx2_jax"
+    (tmp_path / "rlx2_jax").chmod(0o777)
+    other = native._cache_directory()
+    assert other != tmp_path / "rlx2_jax"
+    other.rmdir()
+
+
+def fuzz(tmp_path, seed, count, optimise):
+    compiler = building.find_compiler()
+    if compiler is None:
+        pytest.skip("no compiler")
+    program = tmp_path / "fuzz"
+    command = [
+        compiler, "-std=c++17", optimise, "-g", "-Wno-psabi", "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all", f"-I{building.HERE}",
+        str(ROOT / "tests" / "fuzz_compact.cc"), "-o", str(program),
+    ]  # fmt: skip
+    built = subprocess.run(command, capture_output=True, text=True)
+    if built.returncode and "sanitize" in built.stderr:
+        pytest.skip("this compiler has no sanitizers")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program), str(seed), str(count)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sanitizers_short(tmp_path):
+    fuzz(tmp_path, 1, 300, "-O0")
+
+
+@pytest.mark.slow
+def test_sanitizers_long(tmp_path):
+    fuzz(tmp_path, 2, 50_000, "-O1")
