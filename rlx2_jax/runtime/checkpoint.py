@@ -55,7 +55,7 @@ class Checkpoints:
         step = max(s.time for s in snapshots)
         if step in self._manager.all_steps():
             return
-        self._manager.wait_until_finished()
+        self.finish()
         manifest: list[dict[str, Any]] = []
         for group, snapshot in enumerate(snapshots):
             manifest += self._save_rows(group, snapshot.state.replay)
@@ -169,17 +169,6 @@ class Checkpoints:
             return restored.meta["manifest"]
         except Exception:  # damaged: its chunks are of no use
             return []
-
-
-def bytes_needed(state: LaneState, keep: int) -> int:
-    """Disk that checkpoints take once the buffer is full: rows once, small states `keep` times."""
-    shapes = jax.eval_shape(lambda s: s, state)
-    rows = sum(_nbytes(getattr(shapes.replay, n)) for n in _ROWS)
-    return rows + (keep + 1) * (sum(map(_nbytes, jax.tree.leaves(shapes))) - rows)
-
-
-def _nbytes(x: Any) -> int:
-    return 0 if x is None else int(np.prod(x.shape)) * x.dtype.itemsize
 
 
 def _without_rows(state: LaneState) -> LaneState:

@@ -49,12 +49,13 @@ class _Group:
     def __init__(self, config: Config, lanes: list[Lane]):
         self.program = Program(config, lanes)
         self.state: LaneState
-        self.metrics: dict[str, jax.Array] = {}
+        self.metrics: dict[str, Any] = {}
         self.time = 0
 
     def start(self, obs: np.ndarray, spec: EnvSpec) -> None:
         self.state = self.program.init(obs, spec.max_episode_steps)
         self.initial = jax.tree.map(jnp.copy, masks_of(self.state))
+        self.metrics = self.program.no_metrics(self.state)
 
     def report(self) -> list[dict[str, Any]]:
         """One flat dict of numbers per lane."""

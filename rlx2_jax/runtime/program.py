@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import buffer, networks
+from rlx2_jax import networks
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Lane
@@ -77,6 +77,17 @@ class Program:
         learn = t > lanes_.warmup_time(self.config)
         return self._step[learn](state, outcome, np.int32(t))
 
+    def no_metrics(self, state: LaneState) -> dict[str, np.ndarray]:
+        """What is reported of updates before there were any."""
+        obs = state.acting.obs
+        ends = jax.ShapeDtypeStruct(obs.shape[:2], bool)
+        reward = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
+        outcome = Outcome(obs, obs, reward, ends, ends)
+        step = functools.partial(self.pure_step, learn=True)
+        time = jax.ShapeDtypeStruct((), jnp.int32)
+        names = jax.eval_shape(step, state, outcome, time)[1]
+        return {name: np.full(x.shape, np.nan) for name, x in names.items()}
+
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
         agent = state.agent
@@ -89,9 +100,8 @@ class Program:
 
     def inspect(self, state: LaneState, initial: dict[str, Masks]) -> Inspection:
         """Figures of the masks and the buffer."""
-        return self._inspect(
-            masks_of(state), state.stats.ever, initial, state.replay.length
-        )._replace(length=buffer.size(state.replay))
+        length = state.replay.length * self.config.num_envs
+        return self._inspect(masks_of(state), state.stats.ever, initial, length)
 
 
 def masks_of(state: LaneState) -> dict[str, Masks]:

@@ -1,0 +1,229 @@
+"""Speed, as ratios measured side by side in one run. Prints one JSON object.
+
+    python -m experiments.benchmark updates  [--sbx=PYTHON]   gradient updates per second
+    python -m experiments.benchmark capacity                  cost of a step against buffer size
+    python -m experiments.benchmark steps    [--sbx=PYTHON]   environment steps per second
+    python -m experiments.benchmark pipeline                  what stepping in halves gains
+
+`--sbx` names a Python that has SBX (see experiments/peers/README.md).
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+
+from rlx2_jax import config as configs
+from rlx2_jax import envs
+from rlx2_jax import lane as lanes_
+from rlx2_jax.lane import LaneState, Outcome
+from rlx2_jax.runtime.loop import HostLoop
+from rlx2_jax.runtime.program import Program
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
+flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipeline`.")
+flags.DEFINE_integer("repeats", 3, "Measurements of each kind; the median counts.", lower_bound=1)
+flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
+flags.DEFINE_string("out", None, "Also write the JSON to this file.")
+
+PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
+HOPPER = (11, 3)
+
+
+def program(algo: str, lanes: int, capacity: int, warmup: int = 1000) -> Program:
+    """Lanes at the paper's Hopper sparsities, 98% and 95%."""
+    config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup)
+    return Program(
+        config,
+        [configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95) for i in range(lanes)],
+    )
+
+
+class Scanned:
+    """Time steps of random transitions in one scan: the whole step but for the environment."""
+
+    def __init__(self, made: Program, length: int):
+        self.program, self.length = made, length
+        lanes, config = len(made.lanes), made.config
+
+        def outcome(t: jax.Array) -> Outcome:
+            key = jax.random.key(t)
+            obs = jax.random.normal(key, (lanes, config.num_envs, config.obs_dim))
+            ends = jnp.zeros(obs.shape[:2], bool)
+            return Outcome(obs, obs, obs[..., 0], ends, ends)
+
+        def run(state: LaneState, first: jax.Array, learn: bool, length: int) -> LaneState:
+            def body(state: LaneState, t: jax.Array) -> tuple[LaneState, None]:
+                return made.pure_step(state, outcome(t), t, learn=learn)[0], None
+
+            return jax.lax.scan(body, state, first + jnp.arange(length))[0]
+
+        self._run = jax.jit(run, static_argnums=(2, 3), donate_argnums=0)
+        obs = np.zeros((lanes, config.num_envs, config.obs_dim), np.float32)
+        warm = lanes_.warmup_time(config)
+        self._state = self._run(made.init(obs, 1000), np.int32(1), False, warm)
+        self._next = warm + 1
+        self()  # compiles
+
+    def __call__(self) -> float:
+        """Seconds per time step, all lanes together."""
+        start = time.perf_counter()
+        self._state = self._run(self._state, np.int32(self._next), True, self.length)
+        jax.block_until_ready(self._state)
+        self._next += self.length
+        return (time.perf_counter() - start) / self.length
+
+
+def interleaved(subjects: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The median of each subject, taken in turns so that all meet the same machine."""
+    found: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(FLAGS.repeats):
+        for name, measure in subjects.items():
+            found[name].append(measure())
+    return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def peer(mode: str, algo: str, **options: Any) -> float:
+    """What SBX reaches, in a process of its own."""
+    args = [f"--{name}={value}" for name, value in options.items()]
+    done = subprocess.run(
+        [FLAGS.sbx, str(PEER), mode, f"--algo={algo}", *args],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return result[f"{mode}_per_second"]
+
+
+def updates() -> dict[str, Any]:
+    """Gradient updates per second in a scan, Hopper sizes, batch 256."""
+    out: dict[str, Any] = {}
+    for algo in configs.ALGORITHMS:
+        ours = {n: Scanned(program(algo, n, 20_000), 200 // n) for n in (1, 8)}
+        subjects: dict[str, Callable[[], float]] = {
+            f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
+        }
+        if FLAGS.sbx:
+            subjects[f"sbx_{algo}"] = lambda algo=algo: peer("updates", algo, seconds=6)
+        found = interleaved(subjects)
+        out |= found
+        out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
+        if FLAGS.sbx:
+            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / found[f"sbx_{algo}"]
+    return out
+
+
+def capacity() -> dict[str, Any]:
+    """The cost of a step must not grow with the buffer."""
+    sizes = {"1e4": 10_000, "1e6": 1_000_000}
+    subjects = {name: Scanned(program("td3", 1, size), 200) for name, size in sizes.items()}
+    found = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
+    return {**found, "ratio": found["ms_at_1e6"] / found["ms_at_1e4"]}
+
+
+class EndToEnd:
+    """Training of some lanes in real environments, evaluation left out."""
+
+    def __init__(self, algo: str, lanes: int, *, pipeline: bool = True):
+        host = envs.make_host(FLAGS.bench_env, 1)
+        spec = host.spec
+        host.close()
+        config = configs.make(algo, spec.obs_dim, spec.action_dim, capacity=100_000, warmup=1000)
+        made = [
+            configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95) for i in range(lanes)
+        ]
+        self.lanes = lanes
+        self.loop = HostLoop(
+            config, made, lambda n: envs.make_host(FLAGS.bench_env, n), pipeline=pipeline
+        )
+        self.loop.advance(1500, lambda: False)
+
+    def __call__(self) -> float:
+        """Environment steps per second, all lanes together."""
+        steps = max(100, FLAGS.bench_steps // self.lanes)
+        start = time.perf_counter()
+        self.loop.advance(self.loop.time + steps, lambda: False)
+        jax.block_until_ready([s.acting for s in self.loop.states()])
+        return self.lanes * steps / (time.perf_counter() - start)
+
+
+def steps() -> dict[str, Any]:
+    """End to end: environment, add, update, act."""
+    out: dict[str, Any] = {}
+    for algo in configs.ALGORITHMS:
+        ours = {n: EndToEnd(algo, n) for n in (1, 4, 8)}
+        subjects: dict[str, Callable[[], float]] = {f"{algo}_{n}_lanes": ours[n] for n in ours}
+        if FLAGS.sbx:
+            subjects[f"sbx_{algo}"] = lambda algo=algo: peer(
+                "steps", algo, env=FLAGS.bench_env, steps=FLAGS.bench_steps
+            )
+        found = interleaved(subjects)
+        out |= found
+        out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
+        if FLAGS.sbx:
+            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / found[f"sbx_{algo}"]
+        loop = ours[1].loop
+        before = dict(loop.seconds)
+        start = time.perf_counter()
+        loop.advance(loop.time + FLAGS.bench_steps, lambda: False)
+        whole = time.perf_counter() - start
+        spent = {k: loop.seconds[k] - before[k] for k in before}
+        out[f"{algo}_loop_overhead"] = 1 - sum(spent.values()) / whole
+        out[f"{algo}_environment_share"] = spent["environment"] / whole
+    return out
+
+
+def pipeline() -> dict[str, Any]:
+    """Stepping one half while the other learns, against one after the other."""
+    subjects = {
+        "pipelined": EndToEnd("td3", 8),
+        "in_turn": EndToEnd("td3", 8, pipeline=False),
+    }
+    found = interleaved({name: subject for name, subject in subjects.items()})
+    return {**found, "gain": found["pipelined"] / found["in_turn"]}
+
+
+BENCHMARKS = {"updates": updates, "capacity": capacity, "steps": steps, "pipeline": pipeline}
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    import os
+
+    return {
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def main(argv: list[str]) -> int:
+    logging.set_verbosity(logging.WARNING)
+    if len(argv) != 2 or argv[1] not in BENCHMARKS:
+        print(f"name one of {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    about = machine()
+    result = {"benchmark": argv[1], **BENCHMARKS[argv[1]](), "machine": about}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if FLAGS.out:
+        Path(FLAGS.out).write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

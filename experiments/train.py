@@ -1,0 +1,355 @@
+"""Trains sparse (or dense) TD3 and SAC agents, several lanes in one program.
+
+python -m experiments.train --demo
+python -m experiments.train --env=Hopper-v5 --algo=td3 --method=rlx2 --seeds=8 --paper_sparsity
+python -m experiments.train --env=Hopper-v5 --method=dense,ss,set,rigl,rlx2 --seeds=4 --dry_run
+python -m experiments.train --resume --logdir=runs/hopper
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+
+from experiments import paper
+from rlx2_jax import config as configs
+from rlx2_jax import envs
+from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime import summary
+from rlx2_jax.runtime.guards import Stopped
+from rlx2_jax.runtime.loop import LaneFailure
+from rlx2_jax.runtime.run import (
+    Run,
+    RunError,
+    available_memory,
+    chunk_size,
+    disk_bytes,
+    label,
+    lane_bytes,
+    lane_ledger,
+)
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("env", "InvertedPendulum-v5", "Environment id, e.g. Hopper-v5.")
+flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, "Who simulates the environment.")
+flags.DEFINE_enum("algo", "td3", configs.ALGORITHMS, "The reinforcement learning algorithm.")
+flags.DEFINE_integer(
+    "seeds", 1, "Runs of each kind, with seeds first_seed, first_seed + 1, ...", lower_bound=1
+)
+flags.DEFINE_integer("first_seed", 0, "The first seed.", lower_bound=0)
+flags.DEFINE_integer("steps", 3_000_000, "Environment steps of each run.", lower_bound=1)
+flags.DEFINE_integer("warmup", 25_000, "Steps with random actions before learning begins.")
+flags.DEFINE_integer("num_envs", 1, "Environments per run, stepped together.", lower_bound=1)
+flags.DEFINE_float("utd", 1.0, "Gradient updates per environment step.", lower_bound=0.0)
+flags.DEFINE_list("hidden", ["256", "256"], "Hidden units of each layer, all networks.")
+flags.DEFINE_integer("batch_size", 256, "Transitions per update.", lower_bound=1)
+flags.DEFINE_integer("capacity", None, "Replay buffer size; default: the largest b_max.")
+flags.DEFINE_bool("paper_sparsity", False, "Take the sparsities that the paper has for --env.")
+flags.DEFINE_enum(
+    "preset",
+    "default",
+    tuple(configs.PRESETS),
+    "paper: the text to the letter; reference: the authors' code.",
+)
+flags.DEFINE_integer("eval_interval", 5000, "Environment steps between evaluations.", lower_bound=1)
+flags.DEFINE_integer("episodes", 10, "Episodes of an evaluation.", lower_bound=1)
+flags.DEFINE_integer("metrics_interval", 5000, "Steps between rows of metrics.csv.", lower_bound=1)
+flags.DEFINE_integer("checkpoint_interval", 50_000, "Steps between checkpoints.", lower_bound=1)
+flags.DEFINE_integer("keep", 2, "Checkpoints kept.", lower_bound=1)
+flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.")
+flags.DEFINE_bool("resume", False, "Continue the run in --logdir.")
+flags.DEFINE_bool("dry_run", False, "Show what would be run, and what it needs, and stop.")
+flags.DEFINE_integer(
+    "chunk", 0, "Runs per compiled program; 0: as many as fit memory.", lower_bound=0
+)
+flags.DEFINE_bool("pipeline", True, "Step one half of the runs while the other half learns.")
+flags.DEFINE_bool(
+    "demo",
+    False,
+    "RLx2, static sparse and dense TD3 on InvertedPendulum, with a schedule that fits two minutes.",
+)
+
+# Flags that take a list: every combination of their values is a lane.
+_SWEPT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "method": (str, f"One or more of {', '.join(configs.METHODS)}."),
+    "actor_sparsity": (float, "Share of the actor's links that are absent."),
+    "critic_sparsity": (float, "Share of each critic's links that are absent."),
+    "distribution": (str, "How sparsity is spread over layers: erdos_renyi, erk or uniform."),
+    "learning_rate": (float, "Adam's step size."),
+    "discount": (float, "γ."),
+    "tau": (float, "Target update rate τ."),
+    "exploration_noise": (float, "σ of TD3's exploration."),
+    "zeta0": (float, "Initial mask update fraction ζ_0."),
+    "mask_interval": (int, "Mask update interval Δ_m, in updates of a network."),
+    "n": (int, "Steps of the multi-step target."),
+    "t0": (int, "Updates with 1-step targets before that, T_0."),
+    "d0": (float, "Policy distance threshold D_0."),
+    "buffer_interval": (int, "Buffer check interval Δ_b, in environment steps."),
+    "trim_ratio": (float, "Share of the buffer forgotten at a check."),
+    "b_min": (int, "Smallest buffer that is trimmed."),
+    "b_max": (int, "Largest buffer."),
+}
+_SWEPT_DEFAULTS = {"method": ["rlx2"]}
+for _name, (_, _help) in _SWEPT.items():
+    flags.DEFINE_list(_name, _SWEPT_DEFAULTS.get(_name), f"{_help} A comma-list makes lanes.")
+
+# What a preset or a table decides of a Config is a flag of its own as well.
+_CHOICES = (
+    "mask_init",
+    "mask_step",
+    "moments",
+    "regrow",
+    "targets",
+    "distance",
+    "behaviour",
+    "trim",
+    "b_min_bound",
+    "switch",
+    "both_ends",
+    "exploration",
+    "sac_growth",
+)
+for _name in _CHOICES:
+    flags.DEFINE_string(_name, None, "Overrides the preset's choice (see docs/presets.md).")
+
+DEMO = {
+    "env": "InvertedPendulum-v5",
+    "algo": "td3",
+    "method": ["dense", "ss", "rlx2"],
+    "seeds": 2,
+    "steps": 9000,
+    "warmup": 1000,
+    "hidden": ["128", "128"],
+    "actor_sparsity": ["0.9"],
+    "critic_sparsity": ["0.9"],
+    "mask_interval": ["200"],
+    "t0": ["2000"],
+    "buffer_interval": ["500"],
+    "b_min": ["1000"],
+    "b_max": ["20000"],
+    "d0": ["0.05"],
+    "eval_interval": 1000,
+    "metrics_interval": 1000,
+    "checkpoint_interval": 3000,
+}
+
+
+class FlagError(Exception):
+    """Flags that contradict each other, or do not fit."""
+
+
+def flag_values() -> dict[str, Any]:
+    """All of this module's flags, the demonstration's filled in where none was given."""
+    names = [f.name for f in FLAGS.get_key_flags_for_module(sys.modules[__name__])]
+    values = {name: FLAGS[name].value for name in names}
+    if FLAGS.demo:
+        values |= {k: v for k, v in DEMO.items() if not FLAGS[k].present}
+    return values
+
+
+def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
+    """The product of all comma-listed flags and seeds, seeds innermost."""
+    axes = []
+    for name, (parse, _) in _SWEPT.items():
+        if values[name] is not None:
+            try:
+                axes.append([(name, parse(x)) for x in values[name]])
+            except ValueError as error:
+                raise FlagError(f"--{name}={','.join(values[name])}: {error}") from error
+    base = configs.lane_preset(values["preset"], values["algo"])
+    if values["paper_sparsity"]:
+        base |= paper_sparsities(values["algo"], values["env"])
+        for name in ("actor_sparsity", "critic_sparsity"):
+            if values[name] is not None:
+                raise FlagError(f"--paper_sparsity and --{name} contradict each other: give one")
+    seeds = range(values["first_seed"], values["first_seed"] + values["seeds"])
+    return [
+        configs.Lane(**{**base, **dict(point), "seed": seed})
+        for point in itertools.product(*axes)
+        for seed in seeds
+    ]
+
+
+def paper_sparsities(algo: str, env: str) -> dict[str, float]:
+    """The paper's actor and critic sparsity for an environment of any version."""
+    task = re.sub(r"-v\d+$", "", env)
+    for row in paper.load("table2_models"):
+        if row["algo"] == algo and row["env"] == task:
+            return {k: float(row[k]) for k in ("actor_sparsity", "critic_sparsity")}
+    known = sorted({r["env"] for r in paper.load("table2_models") if r["env"] != "average"})
+    raise FlagError(
+        f"--paper_sparsity: the paper has no sparsities for {env}; it has {', '.join(known)}. "
+        f"Give --actor_sparsity and --critic_sparsity instead"
+    )
+
+
+def make_config(values: dict[str, Any], lanes: list[configs.Lane], spec: envs.EnvSpec):
+    """The one Config that serves all lanes."""
+    num_envs, updates = values["num_envs"], values["utd"] * values["num_envs"]
+    if updates < 1 or abs(updates - round(updates)) > 1e-9:
+        raise FlagError(
+            f"--utd={values['utd']} x --num_envs={num_envs} is {updates} updates per time step: "
+            f"it must be a whole number of at least 1"
+        )
+    fields = configs.preset(values["preset"], values["algo"])
+    fields |= {name: values[name] for name in _CHOICES if values[name] is not None}
+    given = [lane.b_max for lane in lanes if lane.b_max is not None]
+    default = fields.get("capacity", 1_000_000)
+    # A buffer never holds more than the run makes.
+    capacity = values["capacity"] or min(max(given or [default]), values["steps"])
+    interval = lambda name, own: math.gcd(*[getattr(x, name) or own for x in lanes])  # noqa: E731
+    algo_n = 2 if values["algo"] == "sac" else 3
+    n = [
+        configs.METHODS.get(x.method, {}).get("n") or algo_n if x.n is None else x.n for x in lanes
+    ]
+    return configs.Config(
+        **{
+            **fields,
+            "algo": values["algo"],
+            "obs_dim": spec.obs_dim,
+            "action_dim": spec.action_dim,
+            "hidden": tuple(int(h) for h in values["hidden"]),
+            "batch_size": values["batch_size"],
+            "oldest_k": 8 * values["batch_size"],
+            "num_envs": num_envs,
+            "updates_per_step": round(updates),
+            "steps": values["steps"],
+            "warmup": values["warmup"],
+            "capacity": capacity,
+            "n_max": max(n),
+            "mask_interval": interval("mask_interval", 10_000),
+            "buffer_interval": interval("buffer_interval", 10_000),
+        }
+    )
+
+
+def make_run(values: dict[str, Any]) -> Run:
+    """A run from flag values; every mistake is found here, before anything is compiled."""
+    lanes = swept_lanes(values)
+    if values["env_backend"] in envs.DEVICE_BACKENDS:
+        spec = envs.make_device(values["env"], values["env_backend"]).spec
+    else:
+        host = envs.make_host(values["env"], 1, values["env_backend"])
+        spec = host.spec
+        host.close()
+    config = make_config(values, lanes, spec)
+    clipped = [
+        dataclasses.replace(
+            lane,
+            b_max=None if lane.b_max is None else min(lane.b_max, config.capacity),
+            mask_interval=lane.mask_interval or 10_000,
+            buffer_interval=lane.buffer_interval or 10_000,
+        )
+        for lane in lanes
+    ]
+    return Run(
+        env=values["env"],
+        backend=values["env_backend"],
+        config=config,
+        lanes=tuple(configs.resolve(config, lane) for lane in clipped),
+        eval_interval=values["eval_interval"],
+        metrics_interval=values["metrics_interval"],
+        checkpoint_interval=values["checkpoint_interval"],
+        episodes=values["episodes"],
+        keep=values["keep"],
+        chunk=values["chunk"],
+        pipeline=values["pipeline"],
+    )
+
+
+def describe(run: Run) -> str:
+    """What `--dry_run` prints."""
+    config = run.config
+    size = chunk_size(run, available_memory())
+    each = lane_bytes(run)
+    chunks = -(-len(run.lanes) // size)
+    lines = [f"{run.env} ({run.backend}), {config.algo}, {config.steps:,} steps per lane", ""]
+    lines += ["configuration:"]
+    lines += [f"  {k} = {v}" for k, v in dataclasses.asdict(config).items()]
+    lines += ["", f"{len(run.lanes)} lanes in {chunks} program(s) of up to {size}:"]
+    for i, lane in enumerate(run.lanes):
+        ledger = lane_ledger(config, lane)
+        lines.append(
+            f"  {label(lane, i):<16} n={lane.n} ζ0={lane.zeta0} D0={lane.d0} "
+            f"sparsity {lane.actor_sparsity}/{lane.critic_sparsity}  "
+            f"{ledger.total_parameters:,.0f} parameters ({ledger.relative.total_parameters:.3f}x)  "
+            f"{ledger.train_flops / 1e6:,.1f} MFLOP per update ({ledger.relative.train_flops:.3f}x)"
+        )
+    dense = lane_ledger(config, dataclasses.replace(run.lanes[0], method="dense"))
+    guess = 60e9 / dense.train_flops / len(run.lanes) / max(config.updates_per_step, 1)
+    hours = config.steps / config.num_envs / guess / 3600
+    warning = ""
+    if config.distance == "l2":
+        warning = (
+            "\nNote: with --distance=l2 exploration noise alone gives a policy distance of about "
+            f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may go to b_min"
+        )
+    lines += [
+        "",
+        f"memory: {each / 1e9:.3f} GB per lane, {min(size, len(run.lanes)) * each / 1e9:.2f} GB at "
+        f"a time, {available_memory() / 1e9:.1f} GB available",
+        f"disk:   up to {disk_bytes(run) / 1e9:.2f} GB of checkpoints",
+        f"speed:  about {guess:,.0f} steps/s per lane at 60 GFLOP/s of dense arithmetic, "
+        f"{hours:,.1f} hours" + warning,
+    ]
+    return "\n".join(lines)
+
+
+def load_run(directory: Path) -> Run:
+    """The run that a directory holds."""
+    path = directory / execution.CONFIG
+    if not path.exists():
+        raise RunError(f"there is no run to resume in {directory}: {path.name} is missing")
+    given = [
+        f.name
+        for f in FLAGS.get_key_flags_for_module(sys.modules[__name__])
+        if f.present and f.name not in ("resume", "logdir", "dry_run")
+    ]
+    if given:
+        raise FlagError(f"--resume takes everything from {path}: leave out --{', --'.join(given)}")
+    return Run.from_json(json.loads(path.read_text()))
+
+
+def main(argv: list[str]) -> int:
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    try:
+        if FLAGS.resume:
+            if not FLAGS.logdir:
+                raise FlagError("--resume needs --logdir, the directory of the run")
+            run = load_run(Path(FLAGS.logdir))
+        else:
+            run = make_run(flag_values())
+        if FLAGS.dry_run:
+            print(describe(run))
+            return 0
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        logdir = Path(FLAGS.logdir or f"runs/{run.env.replace('/', '_')}-{run.config.algo}-{stamp}")
+        print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
+        found = execution.execute(run, logdir, resume=FLAGS.resume)
+    except (FlagError, RunError, ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except LaneFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 3
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 128 + stopped.signal_number
+    print(summary.table(found))
+    print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / execution.SUMMARY}")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

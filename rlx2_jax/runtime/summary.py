@@ -1,0 +1,149 @@
+"""What a run says of itself at the end: `summary.json`, a table, a picture of the curves."""
+
+import contextlib
+import dataclasses
+import importlib.metadata as metadata
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx2_jax import __version__
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.runtime.evaluate import final_score
+from rlx2_jax.runtime.run import Run, lane_ledger
+
+
+class LaneResult(NamedTuple):
+    """How a lane ended."""
+
+    number: int
+    lane: Lane
+    history: list[dict[str, Any]]  # its rows of evaluations.csv
+    last: dict[str, Any]  # its newest report
+    seconds: float  # of training, evaluation excluded
+
+
+def summarize(run: Run, results: Sequence[LaneResult]) -> dict[str, Any]:
+    """The contents of `summary.json`."""
+    config, rows = run.config, []
+    for number, lane, history, last, seconds in results:
+        means = [row["mean_return"] for row in history if row["step"] > 0]
+        score, used = final_score(means)
+        rows.append(
+            {
+                "lane": number,
+                "method": lane.method,
+                "seed": lane.seed,
+                "final_score": score,
+                "evaluations_used": used,
+                "best_return": max(means, default=float("nan")),
+                "last_return": means[-1] if means else float("nan"),
+                "actor_sparsity": _sparsity(last, "actor", config),
+                "critic_sparsity": _sparsity(last, "critic", config),
+                "actor_evolutions": last["actor_evolutions"],
+                "critic_evolutions": last["critic_evolutions"],
+                "n": last["n"],
+                "trims": last["trims"],
+                "buffer_length": last["buffer_length"],
+                "alive": bool(last["alive"]),
+                "ledger": dataclasses.asdict(lane_ledger(config, lane)),
+                "steps_per_second": config.steps / max(seconds, 1e-9),
+            }
+        )
+    return {
+        "env": run.env,
+        "algo": config.algo,
+        "steps": config.steps,
+        "lanes": rows,
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+
+
+def _sparsity(row: dict[str, Any], net: str, config: Config) -> float:
+    """The share of absent links over all layers of a network."""
+    sizes = config.actor_sizes if net == "actor" else config.critic_sizes
+    total = absent = 0.0
+    for key, value in row.items():
+        if key.startswith(f"{net}_sparsity/"):
+            layer = int(key.rsplit("_", 1)[1])
+            size = sizes[layer] * sizes[layer + 1]
+            total, absent = total + size, absent + size * value
+    return max(absent / total, 0.0)
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    names = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
+    found = {"rlx2_jax": __version__, "python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, where it is one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+        return done.stdout.strip() or None
+    return None
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The closing table, one line per lane."""
+    head = (
+        "lane  method      seed  final score (evals)  best return  sparsity a/c  "
+        "evolutions a/c  n  trims  buffer    FLOPs"
+    )
+    lines = [head, "-" * len(head)]
+    for row in summary["lanes"]:
+        sparsity = f"{100 * row['actor_sparsity']:.0f}/{100 * row['critic_sparsity']:.0f}%"
+        evolutions = f"{row['actor_evolutions']}/{row['critic_evolutions']}"
+        flops = row["ledger"]["relative"]["train_flops"]
+        score = f"{row['final_score']:.1f} ({row['evaluations_used']})"
+        lines.append(
+            f"{row['lane']:<4}  {row['method']:<10}  {row['seed']:<4}  {score:>19}  "
+            f"{row['best_return']:>11.1f}  {sparsity:>12}  {evolutions:>14}  {row['n']}  "
+            f"{row['trims']:>5}  {row['buffer_length']:>7,}  {flops:.3f}x"
+            + ("" if row["alive"] else "  FROZEN: a gradient was not finite")
+        )
+    return "\n".join(lines)
+
+
+def plot(run: Run, results: Sequence[LaneResult], path: Path) -> None:
+    """`curves.png`: the return against environment steps, by method, mean and range of seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for i, method in enumerate(dict.fromkeys(r.lane.method for r in results)):
+        own = [r for r in results if r.lane.method == method]
+        steps = [row["step"] for row in own[0].history]
+        returns = np.array([[row["mean_return"] for row in r.history] for r in own])
+        name = f"{method} ({len(own)} seed{'s' if len(own) > 1 else ''})"
+        axes.plot(steps, returns.mean(axis=0), color=f"C{i}", label=name, lw=1.8)
+        if len(own) > 1:
+            low, high = returns.min(axis=0), returns.max(axis=0)
+            axes.fill_between(steps, low, high, color=f"C{i}", alpha=0.15, lw=0)
+    axes.set(
+        title=f"{run.env}, {run.config.algo.upper()}",
+        xlabel="environment steps",
+        ylabel=f"return (mean of {run.episodes} episodes)",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
