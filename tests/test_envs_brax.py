@@ -1,40 +1,51 @@
 """Brax's inverted pendulum through our restarts (the tables are in test_envs_probes)."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rlx2_jax import envs
-from rlx2_jax.envs.device import EnvState
+from rlx2_jax.envs.device import DeviceStep, EnvState
 
 LIMIT, STEPS = 8, 48
 
 
-@pytest.fixture(scope="module")
-def run():
+class Run(NamedTuple):
     """Two lanes of two pendulums, [T, 2, 2, ...]: lane 0 is left alone, lane 1 pushed hard."""
+
+    acted: np.ndarray
+    steps: DeviceStep
+    half: EnvState  # after STEPS / 2
+    rest: Callable[[EnvState], Any]  # from there to the end
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
     env = envs.make_device("inverted_pendulum", episode_length=LIMIT)
     assert env.spec == (4, 1, LIMIT)
     push = jnp.array([[[0.0], [0.0]], [[1.0], [-1.0]]])
 
     @jax.jit
-    def rollout(keys):
+    def rollout(state):
         def body(state, _):
             after, step = jax.vmap(jax.vmap(env.step))(state, push)
             return after, (state.obs, step)
 
-        start = jax.vmap(jax.vmap(env.reset))(keys)
-        return jax.lax.scan(body, start, None, STEPS)
+        return jax.lax.scan(body, state, None, STEPS // 2)
 
-    keys = jax.random.split(jax.random.PRNGKey(0), (2, 2))
-    with jax.numpy_rank_promotion("raise"):
-        state, (acted, steps) = rollout(keys)
-    return state, np.asarray(acted), jax.tree.map(np.asarray, steps)
+    start = jax.jit(jax.vmap(jax.vmap(env.reset)))
+    half, first = rollout(start(jax.random.split(jax.random.PRNGKey(0), (2, 2))))
+    _, second = rollout(half)
+    acted, steps = jax.tree.map(lambda *x: np.concatenate(x), first, second)
+    return Run(acted, steps, half, rollout)
 
 
 def test_truncation_and_termination_are_told_apart(run):
-    _, _, steps = run
+    steps = run.steps
     quiet = np.arange(1, STEPS + 1) % LIMIT == 0
     np.testing.assert_array_equal(steps.truncated[:, 0], np.stack([quiet, quiet], 1))
     assert not steps.terminated[:, 0].any()
@@ -45,7 +56,7 @@ def test_truncation_and_termination_are_told_apart(run):
 
 
 def test_final_observations_are_the_real_ones(run):
-    _, acted, steps = run
+    acted, steps = run.acted, run.steps
     ended = steps.terminated | steps.truncated
     np.testing.assert_array_equal(steps.obs[~ended], steps.next_obs[~ended])
     assert (np.abs(steps.obs[ended]) <= 0.01).all()  # a start is within ±0.01
@@ -56,20 +67,23 @@ def test_final_observations_are_the_real_ones(run):
 
 
 def test_starts_are_fresh(run):
-    _, acted, steps = run
+    acted, steps = run.acted, run.steps
     starts = np.concatenate(
         [acted[0].reshape(-1, 4), steps.obs[steps.terminated | steps.truncated]]
     )
     assert len(np.unique(starts, axis=0)) == len(starts) > 20
 
 
-def test_state_is_plain_arrays(run):
-    state, _, _ = run
-    assert isinstance(state, EnvState)
-    assert state.key.shape == (2, 2, 2) and state.key.dtype == jnp.uint32
-    for leaf in jax.tree.leaves(state):
-        assert leaf.shape[:2] == (2, 2)
-        assert np.asarray(leaf).dtype != object
+def test_state_is_plain_arrays_that_continue_exactly(run, tmp_path):
+    assert run.half.key.shape == (2, 2, 2) and run.half.key.dtype == jnp.uint32
+    leaves, tree = jax.tree.flatten(run.half)
+    np.savez(tmp_path / "state.npz", *map(np.asarray, leaves))
+    with np.load(tmp_path / "state.npz", allow_pickle=False) as loaded:
+        restored = jax.tree.unflatten(tree, [jnp.asarray(loaded[k]) for k in loaded.files])
+    _, (acted, steps) = run.rest(restored)
+    np.testing.assert_array_equal(acted, run.acted[STEPS // 2 :])
+    for x, y in zip(steps, run.steps):
+        np.testing.assert_array_equal(x, y[STEPS // 2 :])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class EnvSpec(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of E environments gave.
+    """What one step of E environments gave, as arrays of its own that must not be written into.
 
     An episode that ended is restarted at once, so `next_obs` and `obs` differ exactly there:
     learn from `next_obs`, act on `obs`. Both ends may fall on one step.
@@ -129,6 +129,12 @@ def quiet_mujoco() -> Iterator[None]:
         mujoco.set_mju_user_warning(previous)
 
 
+def freeze(array: np.ndarray) -> np.ndarray:
+    """Makes the array read-only, so that handing it out needs no copy, and returns it."""
+    array.flags.writeable = False
+    return array
+
+
 def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
     """The seeds as a list of E ints, or an error that says what is wrong with them."""
     seeds = [int(s) for s in seeds]
@@ -177,10 +183,11 @@ class Boxes:
         # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
         self._centre = ((action.high.astype(np.float64) + action.low) / 2).astype(action.dtype)
         self._half = ((action.high.astype(np.float64) - action.low) / 2).astype(action.dtype)
+        self._same = bool((self._half == 1).all() and (self._centre == 0).all())
 
     def scale(self, actions: np.ndarray) -> np.ndarray:
         """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""
-        if np.ndim(actions) != 2 or actions.shape[1] != self.action_dim:
-            raise ValueError(f"actions must be [E, {self.action_dim}], got {np.shape(actions)}")
+        if actions.ndim != 2 or actions.shape[1] != self.action_dim:
+            raise ValueError(f"actions must be [E, {self.action_dim}], got {actions.shape}")
         actions = np.asarray(actions, self._half.dtype).reshape(-1, *self._half.shape)
-        return self._centre + self._half * actions
+        return actions if self._same else self._centre + self._half * actions

@@ -20,6 +20,7 @@ from rlx2_jax.envs.base import (
     EnvSpec,
     Step,
     check_seeds,
+    freeze,
     fresh_seeds,
     unknown_id,
 )
@@ -60,7 +61,8 @@ class EnvPoolEnvs:
         self._seeds = [0] * num_envs
         self._steps = np.zeros(num_envs, np.int64)
         self._elapsed = np.zeros(num_envs, np.int64)
-        self._obs = np.zeros((num_envs, boxes.obs_dim), np.float32)
+        self._obs = freeze(np.zeros((num_envs, boxes.obs_dim), np.float32))
+        self._all = freeze(np.ones(num_envs, bool))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         self._seeds = check_seeds(seeds, self.num_envs)
@@ -68,26 +70,28 @@ class EnvPoolEnvs:
         return self._open(self._seeds)
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
-        valid = np.ones(self.num_envs, bool) if active is None else np.array(active, bool)
+        valid = self._all if active is None else np.array(active, bool)
         rows = np.flatnonzero(valid).astype(np.int32)
         next_obs = self._obs.copy()
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         try:
-            obs, gained, done, cut, _ = self._pool.step(self._boxes.scale(actions)[rows], rows)
+            seen, gained, done, cut, _ = self._pool.step(self._boxes.scale(actions)[rows], rows)
         except Exception as error:
             raise EnvironmentFailure(self._id, None, error) from error
-        next_obs[rows] = obs.reshape(len(rows), -1)
+        next_obs[rows] = seen.reshape(len(rows), -1)
         self._steps[rows] += 1
         self._elapsed[rows] += 1
         reward[rows] = gained
         terminated[rows] = done
         truncated[rows] = cut | (self._elapsed[rows] >= self._limit)
-        self._obs = next_obs.copy()
+        obs = next_obs
         ended = np.flatnonzero(terminated | truncated).astype(np.int32)
         if ended.size:
-            self._begin(ended)
-        return Step(next_obs, self._obs.copy(), reward, terminated, truncated, valid)
+            obs = next_obs.copy()
+            self._begin(obs, ended)
+        self._obs = freeze(obs)
+        return Step(freeze(next_obs), obs, reward, terminated, truncated, valid)
 
     def state(self) -> dict[str, np.ndarray]:
         return {"seed": np.array(self._seeds, np.int64), "steps": self._steps.copy()}
@@ -109,14 +113,16 @@ class EnvPoolEnvs:
         self._pool = envpool.make_gymnasium(
             self._id, num_envs=self.num_envs, env_seed=seeds, **self._options
         )
-        self._begin(np.arange(self.num_envs, dtype=np.int32))
-        return self._obs.copy()
+        obs = np.zeros_like(self._obs)
+        self._begin(obs, np.arange(self.num_envs, dtype=np.int32))
+        self._obs = freeze(obs)
+        return self._obs
 
-    def _begin(self, rows: np.ndarray) -> None:
-        """Starts an episode in the environments i32[k] listed."""
+    def _begin(self, obs: np.ndarray, rows: np.ndarray) -> None:
+        """Starts an episode in the environments `rows`, i32[k], and writes into obs [E, obs]."""
         try:
-            obs, _ = self._pool.reset(rows)
+            seen, _ = self._pool.reset(rows)
         except Exception as error:
             raise EnvironmentFailure(self._id, None, error) from error
-        self._obs[rows] = obs.reshape(len(rows), -1)
+        obs[rows] = seen.reshape(len(rows), -1)
         self._elapsed[rows] = 0

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,6 +22,7 @@ from rlx2_jax.envs.base import (
     EnvSpec,
     Step,
     check_seeds,
+    freeze,
     fresh_seeds,
     quiet_mujoco,
     unknown_id,
@@ -39,7 +40,7 @@ class GymnasiumEnvs:
         """Makes the tasks; `options` go to `gymnasium.make`."""
         task = _find(env_id)
         limit = options.pop("max_episode_steps", task.max_episode_steps)
-        # Saves 1-2 µs a step, and state hidden in wrappers. The limit is kept by `step`.
+        # Wrappers cost time and hide state. The limit is kept by `step`.
         bare = dataclasses.replace(
             task, order_enforce=False, disable_env_checker=True, max_episode_steps=None
         )
@@ -58,52 +59,49 @@ class GymnasiumEnvs:
         self._seeds = [0] * num_envs
         self._steps = [0] * num_envs  # in the episodes before this one
         self._elapsed = [0] * num_envs  # in this episode; -1 once an environment has failed
-        self._obs = np.zeros((num_envs, *self._boxes.obs_shape), np.float32)
+        self._obs = freeze(np.zeros((num_envs, self._boxes.obs_dim), np.float32))
+        self._all = freeze(np.ones(num_envs, bool))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         self._seeds = check_seeds(seeds, self.num_envs)
+        self._elapsed = [0] * self.num_envs
         self._steps = [0] * self.num_envs
-        for i, seed in enumerate(self._seeds):
-            self._begin(i, seed)
-        return self._flat(self._obs)
+        return self._begin_all(self._seeds)
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
-        num_envs, limit, elapsed = self.num_envs, self._limit, self._elapsed
+        elapsed, limit = self._elapsed, self._limit
         actions = self._boxes.scale(actions)
+        valid = self._all if active is None else np.array(active, bool)
         next_obs = self._obs.copy()
-        reward = np.zeros(num_envs, np.float32)
-        terminated, truncated = np.zeros((2, num_envs), bool)
-        valid = np.ones(num_envs, bool) if active is None else np.array(active, bool)
+        rows = next_obs.reshape(self.num_envs, *self._boxes.obs_shape)
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         ended: list[int] = []
         failed: dict[int, Exception] = {}
         for i, env in enumerate(self.envs):
             if active is not None and not active[i]:
                 continue
             try:
-                next_obs[i], reward[i], done, cut, _ = env.step(actions[i])
+                rows[i], reward[i], done, cut, _ = env.step(actions[i])
             except Exception as error:
                 failed[i] = error
-                valid[i], truncated[i] = False, True
                 continue
             elapsed[i] += 1
             cut = cut or elapsed[i] >= limit
             if done or cut:
                 terminated[i], truncated[i] = done, cut
                 ended.append(i)
-        self._obs = next_obs.copy()
-        for i in ended:
-            self._steps[i] += elapsed[i]
-            try:
-                self._begin(i)
-            except EnvironmentFailure as failure:
-                failed[i] = failure.error
-        obs = self._flat(self._obs)
-        step = Step(self._flat(next_obs), obs, reward, terminated, truncated, valid)
         if failed:
-            for i in failed:
-                elapsed[i] = -1
-            i, error = next(iter(failed.items()))
-            raise EnvironmentFailure(self._id, i, error, step) from error
+            valid = valid.copy()
+            valid[list(failed)], truncated[list(failed)] = False, True
+        obs = next_obs
+        if ended:
+            obs = next_obs.copy()
+            failed |= self._begin(obs, ended)
+        self._obs = freeze(obs)
+        step = Step(freeze(next_obs), obs, reward, terminated, truncated, valid)
+        if failed:
+            raise self._failure(failed, step)
         return step
 
     def state(self) -> dict[str, np.ndarray]:
@@ -113,7 +111,7 @@ class GymnasiumEnvs:
             "elapsed": np.array(self._elapsed, np.int64),
         }
         if self._snapshot is not None:
-            arrays["obs"] = self._flat(self._obs)
+            arrays["obs"] = self._obs
             arrays["rng"] = np.stack([snapshot.save_rng(e.unwrapped.np_random) for e in self.envs])
             tasks = [self._snapshot.save(env) for env in self.envs]
             arrays |= {f"task/{k}": np.stack([task[k] for task in tasks]) for k in tasks[0]}
@@ -125,34 +123,57 @@ class GymnasiumEnvs:
             raise ValueError(f"the state is of {saved} environments, here are {self.num_envs}")
         self._seeds = state["seed"].tolist()
         self._steps = state["steps"].tolist()
-        elapsed = state["elapsed"].tolist()
-        for i, seed in enumerate(fresh_seeds(self._seeds, self._steps)):
-            self._begin(i, seed)
-            if self._snapshot is None or elapsed[i] < 0:
-                continue
-            env = self.envs[i]
-            self._snapshot.load(env, {k[5:]: v[i] for k, v in state.items() if k[:5] == "task/"})
-            env.unwrapped.np_random = snapshot.load_rng(state["rng"][i])
-            self._obs[i] = state["obs"][i].reshape(self._boxes.obs_shape)
-            self._elapsed[i] = elapsed[i]
-            self._steps[i] -= elapsed[i]
-        return self._flat(self._obs)
+        self._elapsed = [0] * self.num_envs
+        obs = self._begin_all(fresh_seeds(self._seeds, self._steps)).copy()
+        if self._snapshot is not None:
+            for i in np.flatnonzero(state["elapsed"] >= 0):
+                task = {k[5:]: v[i] for k, v in state.items() if k.startswith("task/")}
+                self._snapshot.load(self.envs[i], task)
+                self.envs[i].unwrapped.np_random = snapshot.load_rng(state["rng"][i])
+                self._elapsed[i] = int(state["elapsed"][i])
+                self._steps[i] -= self._elapsed[i]
+                obs[i] = state["obs"][i]
+        self._obs = freeze(obs)
+        return self._obs
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
-    def _begin(self, i: int, seed: int | None = None) -> None:
-        """Starts an episode of environment i, and its random stream if a seed is given."""
-        try:
-            self._obs[i], _ = self.envs[i].reset(seed=seed)
-        except Exception as error:
-            raise EnvironmentFailure(self._id, i, error) from error
-        self._elapsed[i] = 0
+    def _begin_all(self, seeds: Sequence[int]) -> np.ndarray:
+        """Starts every random stream and a first episode; returns f32[E, obs]."""
+        obs = np.zeros_like(self._obs)
+        if failed := self._begin(obs, range(self.num_envs), seeds):
+            raise self._failure(failed, None)
+        self._obs = freeze(obs)
+        return self._obs
 
-    def _flat(self, obs: np.ndarray) -> np.ndarray:
-        """A copy as f32[E, obs], so that a caller may write into what it was handed."""
-        return obs.reshape(self.num_envs, -1).copy()
+    def _begin(
+        self, obs: np.ndarray, which: Iterable[int], seeds: Sequence[int] | None = None
+    ) -> dict[int, Exception]:
+        """Starts an episode in each environment of `which`, writing into its row of obs [E, obs].
+
+        Returns what was raised, by environment.
+        """
+        rows = obs.reshape(self.num_envs, *self._boxes.obs_shape)
+        failed: dict[int, Exception] = {}
+        for i in which:
+            try:
+                rows[i], _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
+            except Exception as error:
+                failed[i] = error
+            self._steps[i] += self._elapsed[i]
+            self._elapsed[i] = 0
+        return failed
+
+    def _failure(self, failed: dict[int, Exception], step: Step | None) -> EnvironmentFailure:
+        """The error to raise; saved from now on, those that failed ask for a new episode."""
+        for i in failed:
+            self._elapsed[i] = -1
+        index, error = next(iter(failed.items()))
+        failure = EnvironmentFailure(self._id, index, error, step)
+        failure.__cause__ = error
+        return failure
 
 
 def _find(env_id: str) -> Any:
