@@ -190,7 +190,7 @@ def pipeline() -> dict[str, Any]:
         "pipelined": EndToEnd("td3", 8),
         "in_turn": EndToEnd("td3", 8, pipeline=False),
     }
-    found = interleaved({name: subject for name, subject in subjects.items()})
+    found = interleaved(dict(subjects))
     return {**found, "gain": found["pipelined"] / found["in_turn"]}
 
 

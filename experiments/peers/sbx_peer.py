@@ -21,19 +21,19 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 
 def make_model(algo: str, env: gym.Env, seed: int, warmup: int, capacity: int):
-    """An agent with the paper's table of hyper-parameters: lr 3e-4, batch 256, 256 x 256, γ 0.99."""
-    common = dict(
-        learning_rate=3e-4,
-        buffer_size=capacity,
-        learning_starts=warmup,
-        batch_size=256,
-        tau=0.005,
-        gamma=0.99,
-        train_freq=1,
-        gradient_steps=1,
-        policy_kwargs={"net_arch": [256, 256]},
-        seed=seed,
-    )
+    """An agent with the paper's hyper-parameters."""
+    common = {
+        "learning_rate": 3e-4,
+        "buffer_size": capacity,
+        "learning_starts": warmup,
+        "batch_size": 256,
+        "tau": 0.005,
+        "gamma": 0.99,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "seed": seed,
+    }
     if algo == "td3":
         size = env.action_space.shape[0]
         noise = NormalActionNoise(np.zeros(size), 0.1 * np.ones(size))
