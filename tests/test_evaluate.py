@@ -1,0 +1,47 @@
+"""Evaluation on environments whose answers are known."""
+
+import numpy as np
+import pytest
+
+from rlx2_jax.lane import Stream
+from rlx2_jax.runtime import evaluate
+from rlx2_jax.runtime.evaluate import final_score, seeds, summarize
+
+pytestmark = pytest.mark.fast
+
+
+def test_summary_of_hand_worked_episodes():
+    # Lane 0: an episode of 2 steps that terminated, one of 3; lane 1 likewise with γ = 0.5.
+    rewards = np.array([[1.0, 1, 1, 1], [2, 2, 2, 2], [0, 4, 0, 4]])
+    active = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 1]], bool)
+    values = np.zeros((3, 4))
+    found = summarize(rewards, values, active, np.zeros(4, bool), np.array([1.0, 0.5]), 2)
+    np.testing.assert_array_equal(found.returns, [[3, 7], [3, 7]])
+    np.testing.assert_array_equal(found.lengths, [[2, 3], [2, 3]])
+    undiscounted = np.array([3, 2, 7, 6, 4])
+    assert found.value_bias[0] == pytest.approx(-undiscounted.mean())
+    assert found.value_spread[0] == pytest.approx(undiscounted.std())
+    assert found.value_bias[1] == pytest.approx(-np.mean([2, 2, 3, 4, 4]))
+
+
+def test_steps_near_a_cut_do_not_count_in_the_value_error():
+    steps, gamma = 1000, 0.9
+    rewards, active = np.ones((steps, 1)), np.ones((steps, 1), bool)
+    values = np.full((steps, 1), 1 / (1 - gamma))
+    found = summarize(rewards, values, active, np.ones(1, bool), np.array([gamma]), 1)
+    assert abs(found.value_bias[0]) < 0.11 * 0.1  # the tail of 1 % at most, 10 % of it on average
+    short = summarize(rewards[:5], values[:5], active[:5], np.ones(1, bool), np.array([gamma]), 1)
+    assert np.isnan(short.value_bias[0])
+
+
+def test_seeds_are_the_lane_s_own():
+    assert seeds(3, Stream.EVALUATION, 4) == seeds(3, Stream.EVALUATION, 4)
+    assert seeds(3, Stream.EVALUATION, 4)[:2] == seeds(3, Stream.EVALUATION, 2)
+    assert not set(seeds(3, Stream.EVALUATION, 9)) & set(seeds(4, Stream.EVALUATION, 9))
+    assert not set(seeds(3, Stream.EVALUATION, 9)) & set(seeds(3, Stream.ENVIRONMENT, 9))
+
+
+def test_final_score_uses_the_last_thirty():
+    assert final_score([float(i) for i in range(100)]) == (np.mean(range(70, 100)), 30)
+    assert final_score([2.0, 4.0]) == (3.0, 2)
+    assert np.isnan(final_score([])[0]) and evaluate.SCORED == 30
