@@ -40,7 +40,7 @@ def of(env: Any) -> Snapshot | None:
 def _mujoco() -> Snapshot:
     mujoco: Any = importlib.import_module("mujoco")  # its functions have no static types
     signature = mujoco.mjtState.mjSTATE_INTEGRATION.value
-    # MuJoCo leaves these one substep behind qpos, and the rewards of Ant, Reacher (xpos) and
+    # MuJoCo leaves these one substep behind qpos, and the rewards of Ant, Reacher-v4 (xpos) and
     # Humanoid (xipos) read them before the next step. Hence also no mj_forward on loading.
     stale = ("xpos", "xipos")
 
