@@ -7,8 +7,10 @@
 // that is not wanted has size 0. float32 and float64.
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -30,6 +32,8 @@ using rlx2::Spec;
 
 // Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
 constexpr int64_t kGrain = 400 * 1000;
+// How often a thread that waits for the last task looks before it sleeps.
+constexpr int kSpins = 64;
 // The batch is cut into at most this many parts whose weight gradients are summed in a fixed
 // order, so that results do not depend on the number of threads.
 constexpr int64_t kParts = 4;
@@ -47,12 +51,17 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
   }
   struct State {
     std::atomic<int64_t> next{0}, done{0};
+    std::mutex mutex;
+    std::condition_variable finished;
   };
   auto state = std::make_shared<State>();
   const auto drain = [&f, tasks](State& s) {
     for (int64_t t = s.next.fetch_add(1); t < tasks; t = s.next.fetch_add(1)) {
       f(t);
-      s.done.fetch_add(1, std::memory_order_release);
+      if (s.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
+        std::lock_guard<std::mutex> lock(s.mutex);
+        s.finished.notify_one();
+      }
     }
   };
   // A helper that starts late finds no task left and touches nothing but `state`.
@@ -60,7 +69,11 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
     pool.Schedule([state, drain] { drain(*state); });
   }
   drain(*state);
-  while (state->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
+  const auto finished = [&] { return state->done.load(std::memory_order_acquire) == tasks; };
+  for (int i = 0; i < kSpins && !finished(); ++i) std::this_thread::yield();
+  if (finished()) return;
+  std::unique_lock<std::mutex> lock(state->mutex);
+  state->finished.wait(lock, finished);
 }
 
 // Finds one lane's slice of a buffer of shape [lane axes..., core axes...].
@@ -147,7 +160,8 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer row
   RLX2_OPERAND(y, 2, s.batch * s.width.back());
   RLX2_OPERAND(acts, 1, keep ? s.acts : 0);
   const int64_t count = Count(lanes);
-  const int64_t parts = std::max<int64_t>(1, s.batch / kPartColumns);
+  const int64_t parts =
+      count >= pool.num_threads() ? 1 : std::max<int64_t>(1, s.batch / kPartColumns);
   std::atomic<bool> valid{true};
   Parallel(pool, count * parts, count * s.links * s.batch, [&](int64_t task) {
     const int64_t lane = task / parts, part = task % parts;
@@ -212,17 +226,16 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer ro
   RLX2_OPERAND(grads, 1, need_grads ? s.grads : 0);
   const int64_t count = Count(lanes);
   const int64_t parts = std::clamp<int64_t>(s.batch / kPartColumns, 1, kParts);
+  // Enough lanes keep every thread busy: then a task is a lane, checked and transposed once.
+  const int64_t tasks = count >= pool.num_threads() ? 1 : parts;
   // Part 0 sums into the output itself, the others into `partial`; the last to finish adds them.
   const int64_t extra = need_dflat ? parts - 1 : 0;
   std::unique_ptr<T[]> partial(extra > 0 ? new T[count * extra * s.parameters] : nullptr);
   std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[count]);
-  for (int64_t i = 0; i < count; ++i) left[i] = parts;
+  for (int64_t i = 0; i < count; ++i) left[i] = tasks;
   std::atomic<bool> valid{true};
-  Parallel(pool, count * parts, 2 * count * s.links * s.batch, [&](int64_t task) {
-    const int64_t lane = task / parts, part = task % parts;
-    const int64_t columns = s.batch / parts / 64 * 64;
-    const int64_t begin = part * columns;
-    const int64_t end = part + 1 == parts ? s.batch : begin + columns;
+  Parallel(pool, count * tasks, 2 * count * s.links * s.batch, [&](int64_t task) {
+    const int64_t lane = task / tasks;
     const Index ix{rowptr.typed_data<int32_t>() + rowptr_at.Offset(lane, lanes),
                    cols.typed_data<int32_t>() + cols_at.Offset(lane, lanes),
                    colptr.typed_data<int32_t>() + colptr_at.Offset(lane, lanes),
@@ -232,15 +245,25 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer ro
       valid = false;
       return;
     }
+    thread_local std::vector<T> transposed;
+    rlx2::Transpose<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes), need_dx ? 0 : 1,
+                       transposed);
     T* out = need_dflat ? dflat.typed_data<T>() + dflat_at.Offset(lane, lanes) : nullptr;
     T* others = partial.get() + lane * extra * s.parameters;
-    T* mine = part == 0 || !need_dflat ? out : others + (part - 1) * s.parameters;
-    if (mine != nullptr) std::fill_n(mine, s.parameters, T(0));
-    rlx2::Backward<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes),
-                      acts.typed_data<T>() + acts_at.Offset(lane, lanes),
-                      dy.typed_data<T>() + dy_at.Offset(lane, lanes), begin, end, mine,
-                      need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr,
-                      need_grads ? grads.typed_data<T>() + grads_at.Offset(lane, lanes) : nullptr);
+    const int64_t columns = s.batch / parts / 64 * 64;
+    const int64_t first = tasks == 1 ? 0 : task % tasks;
+    const int64_t last = tasks == 1 ? parts : first + 1;
+    for (int64_t part = first; part < last; ++part) {
+      const int64_t begin = part * columns;
+      const int64_t end = part + 1 == parts ? s.batch : begin + columns;
+      T* mine = part == 0 || !need_dflat ? out : others + (part - 1) * s.parameters;
+      if (mine != nullptr) std::fill_n(mine, s.parameters, T(0));
+      rlx2::Backward<T>(
+          s, ix, transposed, acts.typed_data<T>() + acts_at.Offset(lane, lanes),
+          dy.typed_data<T>() + dy_at.Offset(lane, lanes), begin, end, mine,
+          need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr,
+          need_grads ? grads.typed_data<T>() + grads_at.Offset(lane, lanes) : nullptr);
+    }
     if (extra > 0 && left[lane].fetch_sub(1, std::memory_order_acq_rel) == 1) {
       for (int64_t p = 0; p < extra; ++p) {
         const T* add = others + p * s.parameters;

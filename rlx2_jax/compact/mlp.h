@@ -243,21 +243,28 @@ void Forward(const Spec& s, const Index& ix, const T* flat, const T* x, int64_t 
   });
 }
 
-// Gradients of the batch columns [begin, end): adds to `dflat` (if given), writes `dx` and the
-// output gradients of every layer `grads` (if given).
+// Values of every layer from `first` on, in the order of the transpose: links.
 template <typename T>
-void Backward(const Spec& s, const Index& ix, const T* flat, const T* acts, const T* dy,
-              int64_t begin, int64_t end, T* dflat, T* dx, T* grads) {
-  thread_local std::vector<T> scratch, transposed;
-  scratch.resize(2 * 64 * s.widest);
+void Transpose(const Spec& s, const Index& ix, const T* flat, int64_t first,
+               std::vector<T>& transposed) {
   transposed.resize(s.links);
-  const int64_t first = dx != nullptr ? 0 : 1;  // the lowest layer whose input gradient is needed
   for (int64_t l = first; l < s.layers; ++l) {
     const int32_t* perm = ix.perm + s.link[l];
     const T* value = flat + s.link[l];
     T* to = transposed.data() + s.link[l];
     for (int64_t k = 0; k < s.nnz[l]; ++k) to[k] = value[perm[k]];
   }
+}
+
+// Gradients of the batch columns [begin, end): adds to `dflat` (if given), writes `dx` and the
+// output gradients of every layer `grads` (if given). `transposed`: see Transpose, from layer 0
+// if `dx` is given, else from layer 1.
+template <typename T>
+void Backward(const Spec& s, const Index& ix, const std::vector<T>& transposed, const T* acts,
+              const T* dy, int64_t begin, int64_t end, T* dflat, T* dx, T* grads) {
+  thread_local std::vector<T> scratch;
+  scratch.resize(2 * 64 * s.widest);
+  const int64_t first = dx != nullptr ? 0 : 1;  // the lowest layer whose input gradient is needed
   ForBlocks(begin, end, [&](int64_t c, auto width) {
     constexpr int W = decltype(width)::value;
     const auto slot = [&](int64_t l) {  // gradient with respect to the input of layer l
