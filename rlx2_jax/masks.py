@@ -134,15 +134,21 @@ def largest(score: Array, count: int | Array) -> Array:
     # Unsigned integers in the order of the floats; negative zero (`top`) ranks with zero.
     rank = jnp.where(raw > top, ~raw, raw | top)
 
-    def refine(i: Array, threshold: Array) -> Array:
-        candidate = threshold | (top >> i.astype(unsigned))
-        return jnp.where(jnp.sum(rank >= candidate) >= count, candidate, threshold)
-
-    threshold = jax.lax.fori_loop(0, bits, refine, jnp.zeros((), unsigned))
+    start = (jnp.zeros((), unsigned), rank, jnp.asarray(count), top)
+    threshold = jax.lax.fori_loop(0, bits, _refine, start)[0]
     above, equal = rank > threshold, rank == threshold
     short = count - jnp.sum(above)
     chosen = above | (equal & (jnp.cumsum(equal) <= short))
     return chosen.reshape(score.shape) & (jnp.asarray(count) > 0)
+
+
+def _refine(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+    """One more bit of the threshold of `largest`. Not a closure: outside of jit JAX would compile
+    a new one at every call."""
+    threshold, rank, count, top = state
+    candidate = threshold | (top >> i.astype(top.dtype))
+    enough = jnp.sum(rank >= candidate) >= count
+    return jnp.where(enough, candidate, threshold), rank, count, top
 
 
 def apply(params: Params, masks: Masks) -> Params:

@@ -9,12 +9,15 @@ static network has ζ = 0: one code path, other data. k is traced, so that one c
 serves all fractions and all lanes.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax.masks import check_same_tree, largest
+from rlx2_jax.growth import dense_grow
+from rlx2_jax.masks import Predicate, check_same_tree, is_weight, largest
 from rlx2_jax.types import Array, Masks, Params
 
 REGROW = ("keep", "zero", "forbid")
@@ -44,16 +47,18 @@ def evolve(
     fraction: Array | float,
     *,
     regrow: str = "keep",
+    sparse: Predicate = is_weight,
 ) -> tuple[Params, Masks]:
-    """One drop-and-grow step of every layer (Algorithm 1). Leaves with one axis pass through.
+    """One drop-and-grow step of every layer (Algorithm 1). Leaves that are not sparse pass through.
 
     Args:
       params, masks, grow_scores: trees of the same structure; growth takes the largest |score|.
       fraction: ζ_t in [0, 1], possibly traced.
       regrow: what a link just dropped may do: `keep`, grow again at once with its value (as the
         paper, its code and RigL); `zero`, grow again from zero; `forbid`, not grow again now.
+      sparse: which leaves evolve, given path and leaf.
     """
-    evolved = evolution(params, masks, grow_scores, fraction, regrow=regrow)
+    evolved = evolution(params, masks, grow_scores, fraction, regrow=regrow, sparse=sparse)
     return evolved.params, evolved.masks
 
 
@@ -64,42 +69,48 @@ def evolution(
     fraction: Array | float,
     *,
     regrow: str = "keep",
+    sparse: Predicate = is_weight,
 ) -> Evolution:
     """`evolve`, which also tells what was inherited."""
+    check_same_tree(params, masks, "params", "masks")
+    check_same_tree(params, grow_scores, "params", "grow_scores")
+    flat, treedef = jax.tree_util.tree_flatten_with_path(params)
+    evolved = [
+        evolve_layer(p, m, partial(dense_grow, s), fraction, regrow=regrow)
+        if sparse(path, p)
+        else Evolution(p, m, m)
+        for (path, p), m, s in zip(flat, jax.tree.leaves(masks), jax.tree.leaves(grow_scores))
+    ]
+    return Evolution(*(jax.tree.unflatten(treedef, field) for field in zip(*evolved)))
+
+
+def evolve_layer(
+    weight: Array,
+    mask: Array,
+    grow: Callable[[Array, Array], Array],
+    fraction: Array | float,
+    *,
+    regrow: str = "keep",
+) -> Evolution:
+    """One layer of `evolution`. `grow(taken, k)` gives a mask of k places that are not taken."""
     if regrow not in REGROW:
         raise ValueError(f"unknown regrow {regrow!r}: use one of {REGROW}")
     if isinstance(fraction, int | float) and not 0.0 <= fraction <= 1.0:
         raise ValueError(f"the update fraction {fraction} is not in [0, 1]")
-    check_same_tree(params, masks, "params", "masks")
-    check_same_tree(params, grow_scores, "params", "grow_scores")
-    leaves, treedef = jax.tree.flatten(params)
-    evolved = [
-        _evolve_layer(p, m, s, fraction, regrow) if p.ndim >= 2 else Evolution(p, m, m)
-        for p, m, s in zip(leaves, jax.tree.leaves(masks), jax.tree.leaves(grow_scores))
-    ]
-    return Evolution(*(jax.tree.unflatten(treedef, field) for field in zip(*evolved)))
+    live = mask.sum(dtype=jnp.int32)
+    k = links_to_move(live, fraction)
+    if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
+        k = jnp.minimum(k, mask.size - live)
+    kept = largest(jnp.where(mask, jnp.abs(weight), -1.0), live - k)
+    new_mask = kept | grow(mask if regrow == "forbid" else kept, k)
+    inherited = (new_mask & mask) if regrow == "keep" else kept
+    return Evolution(jnp.where(inherited, weight, 0.0), new_mask, inherited)
 
 
 def links_to_move(live: Array, fraction: Array | float) -> Array:
     """k = floor(live · ζ): i32[]."""
     k = jnp.floor(live.astype(jnp.float32) * jnp.asarray(fraction, jnp.float32) * _FLOOR_GUARD)
     return jnp.clip(k.astype(jnp.int32), 0, live)
-
-
-def _evolve_layer(
-    weight: Array, mask: Array, score: Array, fraction: Array | float, regrow: str
-) -> Evolution:
-    live = mask.sum(dtype=jnp.int32)
-    k = links_to_move(live, fraction)
-    if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
-        k = jnp.minimum(k, mask.size - live)
-    kept = largest(jnp.where(mask, jnp.abs(weight), -1.0), live - k)
-    taken = mask if regrow == "forbid" else kept
-    size = jnp.abs(score)
-    grown = largest(jnp.where(taken, -1.0, jnp.where(jnp.isnan(size), -0.5, size)), k)
-    new_mask = kept | grown
-    inherited = (new_mask & mask) if regrow == "keep" else kept
-    return Evolution(jnp.where(inherited, weight, 0.0), new_mask, inherited)
 
 
 class Schedule(NamedTuple):
@@ -122,3 +133,16 @@ def random_scores(key: Array, like: Params) -> Params:
     return jax.tree.unflatten(
         treedef, [jax.random.uniform(k, x.shape, x.dtype) for k, x in zip(keys, leaves)]
     )
+
+
+if TYPE_CHECKING:
+    from rlx2_jax.sparsify import sparsify as sparsify
+else:
+
+    def __getattr__(name: str):
+        """`topology.sparsify`, found when asked for: its module builds on this one."""
+        if name == "sparsify":
+            from rlx2_jax.sparsify import sparsify
+
+            return sparsify
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
