@@ -27,7 +27,7 @@ from rlx2_jax import envs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.lane import LaneState, Outcome
 from rlx2_jax.runtime.loop import HostLoop
-from rlx2_jax.runtime.program import Program
+from rlx2_jax.runtime.program import Program, step_lanes
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
@@ -64,7 +64,7 @@ class Scanned:
 
         def run(state: LaneState, first: jax.Array, learn: bool, length: int) -> LaneState:
             def body(state: LaneState, t: jax.Array) -> tuple[LaneState, None]:
-                return made.pure_step(state, outcome(t), t, learn=learn)[0], None
+                return step_lanes(state, outcome(t), t, made.hyper, config, learn)[0], None
 
             return jax.lax.scan(body, state, first + jnp.arange(length))[0]
 

@@ -13,7 +13,7 @@ import numpy as np
 from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Stream, stream_key
-from rlx2_jax.runtime.program import Program
+from rlx2_jax.runtime.program import Program, judge_lane
 
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
@@ -78,7 +78,7 @@ class DeviceEvaluator:
         def episode(key, actor, critic):
             def body(carry, _):
                 env_state, active = carry
-                action, q = program.judge_lane(actor, critic, env_state.obs[None])
+                action, q = judge_lane(actor, critic, env_state.obs[None], program.config.algo)
                 env_state, step = env.step(env_state, action[0])
                 ended = step.terminated | step.truncated
                 out = (step.reward, q[0], active, active & step.truncated & ~step.terminated)

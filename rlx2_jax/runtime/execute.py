@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import signal
-import sys
 import time as clock
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,8 +91,7 @@ class _Execution:
     ):
         self.run, self.directory, self.stop = run, directory, stop
         all_labels = [label(lane, i) for i, lane in enumerate(run.lanes)]
-        stream = sys.stderr if progress else open(os.devnull, "w")  # noqa: SIM115
-        self.progress = logging.Progress(run.config.steps, all_labels, stream)
+        self.progress = logging.Progress(run.config.steps, all_labels, quiet=not progress)
         self.say = say or self.progress.say
 
     def start(self, resume: bool) -> dict[str, Any]:

@@ -95,10 +95,18 @@ def _size(path: Path) -> int:
 
 
 class Progress:
-    """A live display on a terminal, plain lines elsewhere."""
+    """A live display on a terminal, plain lines elsewhere, nothing when quiet."""
 
-    def __init__(self, total: int, labels: Sequence[str], stream: TextIO | None = None):
+    def __init__(
+        self,
+        total: int,
+        labels: Sequence[str],
+        stream: TextIO | None = None,
+        *,
+        quiet: bool = False,
+    ):
         self._stream = stream or sys.stderr
+        self._quiet = quiet
         self._live = self._stream.isatty()
         self._total, self._labels = total, labels
         self._returns: dict[str, float] = {}
@@ -114,6 +122,8 @@ class Progress:
     def update(self, step: int, note: str = "", *, force: bool = False) -> None:
         """Redraws, at most five times a second (lines: every ten seconds, or when forced)."""
         now = time.monotonic()
+        if self._quiet:
+            return
         if not force and now - self._last < (0.2 if self._live else 10.0):
             return
         self._last = now
@@ -140,6 +150,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        if self._quiet:
+            return
         self._stream.write(text + "\n")
         self._stream.flush()
         self._drawn = 0

@@ -20,7 +20,7 @@ from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
-from rlx2_jax.runtime.program import Program, host, masks_of
+from rlx2_jax.runtime.program import Program, host, masks_of, step_lanes
 
 Stop = Callable[[], bool]
 
@@ -243,7 +243,8 @@ class DeviceLoop:
             state, env_state = carry
             env_state, step = jax.vmap(jax.vmap(self._env.step))(env_state, state.acting.action)
             outcome = Outcome(step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
-            state, metrics = self._group.program.pure_step(state, outcome, t, learn=learn)
+            program = self._group.program
+            state, metrics = step_lanes(state, outcome, t, program.hyper, program.config, learn)
             return state, env_state, metrics
 
         def body(t: jax.Array, carry: Any) -> Any:

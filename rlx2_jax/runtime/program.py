@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import networks
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
-from rlx2_jax.config import Config, Lane
+from rlx2_jax import networks
+from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.lane import ALGORITHMS, LaneState, Outcome
-from rlx2_jax.types import Array, Masks
+from rlx2_jax.types import Array, Masks, Params
 
 
 class Inspection(NamedTuple):
@@ -28,8 +28,46 @@ class Inspection(NamedTuple):
     length: Array  # transitions in the buffer
 
 
+def step_lanes(
+    state: LaneState, outcome: Outcome, t: Array, hyper: Hyper, config: Config, learn: bool
+) -> tuple[LaneState, dict[str, Array]]:
+    """`lane.step` over lanes; the time `t` is not batched."""
+
+    def one(state: LaneState, outcome: Outcome, hyper: Hyper):
+        return lanes_.step(state, outcome, t, config, hyper, learn=learn)
+
+    return jax.vmap(one)(state, outcome, hyper)
+
+
+def judge_lane(actor: Params, critic: Params, obs: Array, algo: str) -> tuple[Array, Array]:
+    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`."""
+    action = ALGORITHMS[algo].mean_action(actor, obs)
+    return action, jnp.minimum(*networks.q_values(critic, obs, action))
+
+
+def _start_lanes(
+    seeds: Array, agents: Any, obs: Array, config: Config, horizon: int | None
+) -> LaneState:
+    begin = functools.partial(lanes_.start, config, horizon=horizon)
+    return jax.vmap(begin)(seeds, agents, obs)
+
+
+# Compiled once per Config, whatever number of groups of lanes there are: hyper-parameters and
+# seeds are arguments, not constants.
+_step = jax.jit(step_lanes, static_argnums=(4, 5), donate_argnums=0)
+_start = jax.jit(_start_lanes, static_argnums=(3, 4), donate_argnums=1)
+_agent = jax.jit(lanes_.init_agent, static_argnums=(0, 1))
+_judge = jax.jit(
+    lambda actor, critic, obs, algo: jax.vmap(functools.partial(judge_lane, algo=algo))(
+        actor, critic, obs
+    ),
+    static_argnums=3,
+)
+_inspect = jax.jit(lambda *args: jax.vmap(_inspect_lane)(*args))
+
+
 class Program:
-    """Compiled functions of `[lanes]` states.
+    """Lanes that are updated by one device call.
 
     Attributes:
       config, lanes: what it was made of; `lanes` are resolved.
@@ -40,42 +78,18 @@ class Program:
         self.config = config
         self.lanes = [configs.resolve(config, lane) for lane in lanes]
         self.hyper = stack([configs.hyper(config, lane) for lane in self.lanes])
-        self.algorithm = ALGORITHMS[config.algo]
-        self._step = {
-            learn: jax.jit(functools.partial(self.pure_step, learn=learn), donate_argnums=0)
-            for learn in (False, True)
-        }
-        self._judge = jax.jit(jax.vmap(self.judge_lane))
-        self._inspect = jax.jit(jax.vmap(_inspect_lane))
 
     def init(self, obs: np.ndarray, horizon: int | None) -> LaneState:
         """States before the first step; `obs: [lanes, envs, obs]`."""
-        agents = stack([self._agent(lane) for lane in self.lanes])
         seeds = jnp.asarray([lane.seed for lane in self.lanes], jnp.int32)
-        begin = lambda seed, agent, obs: lanes_.start(  # noqa: E731
-            self.config, seed, agent, obs, horizon=horizon
-        )
-        return jax.jit(jax.vmap(begin), donate_argnums=1)(seeds, agents, jnp.asarray(obs))
-
-    def _agent(self, lane: Lane) -> Any:
-        made = jax.jit(lanes_.init_agent, static_argnums=(0, 1))
-        alike = dataclasses.replace(lane, seed=0)  # compiled once for all seeds
-        return made(self.config, alike, jnp.asarray(lane.seed, jnp.int32))
-
-    def pure_step(
-        self, state: LaneState, outcome: Outcome, t: Array, *, learn: bool
-    ) -> tuple[LaneState, dict[str, Array]]:
-        """`lane.step` over lanes, not yet compiled; `t` is not batched."""
-
-        def one(state, outcome, hyper):
-            return lanes_.step(state, outcome, t, self.config, hyper, learn=learn)
-
-        return jax.vmap(one)(state, outcome, self.hyper)
+        alike = [dataclasses.replace(lane, seed=0) for lane in self.lanes]
+        agents = stack([_agent(self.config, lane, seed) for lane, seed in zip(alike, seeds)])
+        return _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
 
     def step(self, state: LaneState, outcome: Outcome, t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. `state` is used up."""
         learn = t > lanes_.warmup_time(self.config)
-        return self._step[learn](state, outcome, np.int32(t))
+        return _step(state, outcome, np.int32(t), self.hyper, self.config, learn)
 
     def no_metrics(self, state: LaneState) -> dict[str, np.ndarray]:
         """What is reported of updates before there were any."""
@@ -83,25 +97,20 @@ class Program:
         ends = jax.ShapeDtypeStruct(obs.shape[:2], bool)
         reward = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
         outcome = Outcome(obs, obs, reward, ends, ends)
-        step = functools.partial(self.pure_step, learn=True)
         time = jax.ShapeDtypeStruct((), jnp.int32)
-        names = jax.eval_shape(step, state, outcome, time)[1]
+        step = functools.partial(step_lanes, config=self.config, learn=True)
+        names = jax.eval_shape(step, state, outcome, time, self.hyper)[1]
         return {name: np.full(x.shape, np.nan) for name, x in names.items()}
 
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
         agent = state.agent
-        return self._judge(agent.actor.params, agent.critic.params, obs)
-
-    def judge_lane(self, actor: Any, critic: Any, obs: Array) -> tuple[Array, Array]:
-        """`judge` of one lane, not compiled: `[k, obs] -> ([k, act], [k])`."""
-        action = self.algorithm.mean_action(actor, obs)
-        return action, jnp.minimum(*networks.q_values(critic, obs, action))
+        return _judge(agent.actor.params, agent.critic.params, obs, self.config.algo)
 
     def inspect(self, state: LaneState, initial: dict[str, Masks]) -> Inspection:
         """Figures of the masks and the buffer."""
         length = state.replay.length * self.config.num_envs
-        return self._inspect(masks_of(state), state.stats.ever, initial, length)
+        return _inspect(masks_of(state), state.stats.ever, initial, length)
 
 
 def masks_of(state: LaneState) -> dict[str, Masks]:

@@ -1,0 +1,192 @@
+"""Whole runs: files, exact resume, faults. Small networks on real tasks."""
+
+import csv
+import dataclasses
+import json
+import signal
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from rlx2_jax import config
+from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime import guards
+from rlx2_jax.runtime.checkpoint import Checkpoints
+from rlx2_jax.runtime.loop import LaneFailure
+from rlx2_jax.runtime.run import Run, RunError, chunk_size, make_loop
+
+STEPS = 240
+
+
+def small_run(env: str = "InvertedPendulum-v5", algo: str = "td3", **fields) -> Run:
+    """Evolutions, trims and the n-step switch all happen within `STEPS` steps."""
+    dims = {"InvertedPendulum-v5": (4, 1)}.get(env, (1, 1))
+    cfg = config.make(
+        algo,
+        *dims,
+        hidden=(16, 16),
+        batch_size=16,
+        oldest_k=32,
+        steps=STEPS,
+        warmup=40,
+        capacity=150,
+        mask_interval=10,
+        buffer_interval=20,
+    )
+    lanes = [
+        config.Lane(seed=s, method=m, b_min=60, d0=1e-4, t0=100, mask_interval=10)
+        for m in ("rlx2", "dense")
+        for s in (0, 1)
+    ]
+    run = Run(
+        env,
+        cfg,
+        tuple(config.resolve(cfg, lane) for lane in lanes),
+        eval_interval=60,
+        metrics_interval=60,
+        checkpoint_interval=50,
+        episodes=2,
+    )
+    return dataclasses.replace(run, **fields)
+
+
+def stop_after(monkeypatch, calls: int):
+    """Pretends that SIGTERM comes in the middle of a run."""
+    counted = iter(range(10**9))
+
+    def call(self):
+        if self.signal is None and next(counted) >= calls:
+            self.signal = signal.SIGTERM
+        return self.signal is not None
+
+    monkeypatch.setattr(guards.Stopper, "__call__", call)
+
+
+def final_state(run: Run, directory):
+    loop = make_loop(run, run.lanes)
+    store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
+    found = store.restore(loop.snapshots(), warn=print)
+    store.close()
+    loop.close()
+    assert found is not None
+    return [s.state for s in found[0]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    summary = execution.execute(small_run(), directory, progress=False)
+    return directory, summary
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_all_its_files(whole):
+    directory, summary = whole
+    names = {p.name for p in directory.iterdir()}
+    assert {"config.json", "evaluations.csv", "metrics.csv", "summary.json", "curves.png"} <= names
+    evaluations = rows(directory / "evaluations.csv")
+    assert [int(r["step"]) for r in evaluations] == [s for s in range(0, 241, 60) for _ in range(4)]
+    metrics = rows(directory / "metrics.csv")
+    assert len(metrics) == 4 * 4 and metrics[-4]["n"] == "3" and metrics[-1]["n"] == "1"
+    for row in summary["lanes"][:2]:  # really RLx2
+        assert row["critic_evolutions"] >= 10 and row["actor_evolutions"] >= 5
+        assert row["trims"] >= 3 and row["evaluations_used"] == 4
+        assert row["actor_sparsity"] == pytest.approx(0.9, abs=0.01)
+    assert summary["lanes"][2]["critic_evolutions"] == 0
+    assert json.loads((directory / "summary.json").read_text())["env"] == "InvertedPendulum-v5"
+    assert Run.from_json(json.loads((directory / "config.json").read_text())) == small_run()
+    assert len(list((directory / "initial").iterdir())) == 4
+
+
+def test_resume_is_exact(whole, tmp_path, monkeypatch):
+    directory, _ = whole
+    with monkeypatch.context() as patch:
+        stop_after(patch, 137)
+        with pytest.raises(guards.Stopped, match=r"--resume --logdir"):
+            execution.execute(small_run(), tmp_path, progress=False)
+    said = []
+    execution.execute(small_run(), tmp_path, resume=True, say=said.append, progress=False)
+    assert any("resumed at step" in line for line in said)
+    for name in ("evaluations.csv", "metrics.csv"):
+        assert (tmp_path / name).read_text() == (directory / name).read_text()
+    for a, b in zip(final_state(small_run(), tmp_path), final_state(small_run(), directory)):
+        jax.tree.map(
+            np.testing.assert_array_equal, a._replace(replay=None), b._replace(replay=None)
+        )
+        valid = np.asarray(a.replay.written[0] - 1 - np.arange(int(a.replay.length.min())))
+        ring = a.replay.data.shape[1] - 1
+        np.testing.assert_array_equal(
+            a.replay.data[:, valid % ring], b.replay.data[:, valid % ring]
+        )
+
+
+def test_a_damaged_checkpoint_falls_back(whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 170)
+        with pytest.raises(guards.Stopped):
+            execution.execute(small_run(), tmp_path, progress=False)
+    states = tmp_path / "checkpoints" / "chunk-0" / "states"
+    newest = max(states.iterdir(), key=lambda p: int(p.name))
+    for path in newest.rglob("*"):
+        if path.is_file() and path.stat().st_size > 0:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    said = []
+    execution.execute(small_run(), tmp_path, resume=True, say=said.append, progress=False)
+    assert any("cannot be read" in line for line in said)
+    assert (tmp_path / "evaluations.csv").read_text() == (whole[0] / "evaluations.csv").read_text()
+
+
+def test_a_second_process_is_refused(tmp_path):
+    with guards.locked(tmp_path), pytest.raises(RunError, match="another process"):
+        execution.execute(small_run(), tmp_path, progress=False)
+
+
+def test_an_existing_run_is_not_overwritten(whole):
+    with pytest.raises(RunError, match="--resume"):
+        execution.execute(small_run(), whole[0], progress=False)
+
+
+def test_what_does_not_fit_is_refused_with_advice(tmp_path):
+    with pytest.raises(RunError, match="--capacity"):
+        chunk_size(small_run(), 1000)
+    assert chunk_size(small_run(chunk=2), 10**9) == 2
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(RunError, match="--logdir"):
+        execution.execute(small_run(), blocked / "run", progress=False)
+
+
+class Fragile(gymnasium.Env):
+    """Raises once at its 100th step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        Fragile.steps += 1
+        if Fragile.steps == 400:
+            raise RuntimeError("the cable came off")
+        return np.zeros(1, np.float32), 1.0, False, self.np_random.random() < 0.1, {}
+
+
+def test_an_environment_that_raises_is_named_and_everything_saved(tmp_path):
+    gymnasium.register("Fragile-v0", lambda: Fragile(), max_episode_steps=20)
+    run = small_run("Fragile-v0")
+    with pytest.raises(LaneFailure, match=r"lane .*seed .*step \d+: .*cable came off") as caught:
+        execution.execute(run, tmp_path, progress=False)
+    assert "--resume" in str(caught.value)
+    said = []
+    summary = execution.execute(run, tmp_path, resume=True, say=said.append, progress=False)
+    assert any("new episodes" in line for line in said)
+    assert len(summary["lanes"]) == 4
