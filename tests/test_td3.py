@@ -25,7 +25,7 @@ from lanes import (
     windows,
 )
 
-from rlx2_jax import agent, config, networks, td3
+from rlx2_jax import config, networks, td3
 from rlx2_jax.types import Batch
 
 # The target interval is not d, on purpose: the two are apart.
@@ -240,39 +240,6 @@ def test_exploration():
     state = state._replace(actor=state.actor._replace(params=far))
     action, _ = act(state, obs, jax.random.key(2), CFG, hyper)
     assert float(jnp.abs(action).max()) == 1.0
-
-
-@pytest.mark.fast
-def test_delayed_switch():
-    hyper = config.hyper(CFG, config.Lane(t0=10, n=3))
-    by_steps = dataclasses.replace(CFG, switch="steps")
-    for t, n in [(1, 1), (9, 1), (10, 3), (11, 3)]:
-        other = jnp.int32(20 - t)
-        assert int(agent.switched_n(other, jnp.int32(t), CFG, hyper)) == n
-        assert int(agent.switched_n(jnp.int32(t), other, by_steps, hyper)) == n
-
-
-@pytest.mark.fast
-def test_equal_seeds_share_dense_weights():
-    key = jax.random.key(7)
-    dense = td3.init(key, CFG, config.Lane(method="dense"))  # whatever sparsity a lane names
-    assert all(m.all() for m in jax.tree.leaves((dense.actor.masks, dense.critic.masks)))
-    for method, sparsity in [("ss", 0.5), ("set", 0.6), ("rigl", 0.7), ("rlx2", 0.8)]:
-        lane = config.Lane(method=method, actor_sparsity=sparsity, critic_sparsity=sparsity / 2)
-        state = td3.init(key, CFG, lane)
-        for whole, sparse in zip(dense, state):
-            masked = jax.tree.map(lambda p, m: p * m, whole.params, sparse.masks)
-            assert_equal(sparse.params, masked)
-            assert_equal(sparse.params, sparse.target)
-            assert_on_mask(sparse)
-        q1, q2 = (state.critic.params[q]["Dense_0"]["kernel"] for q in ("q1", "q2"))
-        assert not np.array_equal(q1, q2)
-
-
-@pytest.mark.fast
-def test_a_fresh_state_can_be_donated():
-    leaves = jax.tree.leaves(prepared()[0])
-    assert len({id(x) for x in leaves}) == len(leaves)
 
 
 @pytest.mark.fast
