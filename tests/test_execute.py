@@ -181,7 +181,7 @@ class Fragile(gymnasium.Env):
 
 
 def test_an_environment_that_raises_is_named_and_everything_saved(tmp_path):
-    gymnasium.register("Fragile-v0", lambda: Fragile(), max_episode_steps=20)
+    gymnasium.register("Fragile-v0", lambda **_: Fragile(), max_episode_steps=20)
     run = small_run("Fragile-v0")
     with pytest.raises(LaneFailure, match=r"lane .*seed .*step \d+: .*cable came off") as caught:
         execution.execute(run, tmp_path, progress=False)

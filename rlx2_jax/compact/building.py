@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = ("kernels.cc", "mlp.h", "simd.h")
 # No -march: the instruction set is chosen at run time, so one build runs on any CPU.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-Wno-psabi")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-Wno-psabi")
 
 
 def source_hash() -> str:

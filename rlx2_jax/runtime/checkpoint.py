@@ -110,7 +110,7 @@ class Checkpoints:
         self._manager.close()
 
     def _restore(self, step: int, like: list[Snapshot]) -> tuple[list[Snapshot], dict[str, Any]]:
-        saved = self._manager.restore(
+        saved: Any = self._manager.restore(
             step,
             args=ocp.args.Composite(meta=ocp.args.JsonRestore(), groups=ocp.args.PyTreeRestore()),
         )
@@ -163,7 +163,7 @@ class Checkpoints:
 
     def _named_by(self, step: int) -> list[dict[str, Any]]:
         try:
-            restored = self._manager.restore(
+            restored: Any = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             )
             return restored.meta["manifest"]

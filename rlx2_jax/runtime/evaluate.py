@@ -99,7 +99,8 @@ class DeviceEvaluator:
             np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0) for x in outs
         )
         reward = np.where(active, reward, 0.0)
-        return summarize(reward, q, active, cut.any(axis=0), self._discount, self._episodes)
+        cut = np.asarray(cut.any(axis=0))
+        return summarize(reward, q, active, cut, self._discount, self._episodes)
 
 
 def summarize(

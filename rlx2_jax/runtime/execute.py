@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import lane as lanes_
@@ -109,7 +110,7 @@ class _Execution:
             )
         if not (directory / CONFIG).exists():
             logging.write_json(directory / CONFIG, run.to_json())
-        began = False
+        began, sizes = False, {}
         for chunk in chunks:
             if chunk.done.exists():
                 saved = json.loads(chunk.done.read_text())
@@ -231,7 +232,7 @@ class _Execution:
             agent = lanes_.init_agent(
                 dataclasses.replace(self.run.config, targets="polyak"),
                 lane,
-                np.int32(lane.seed),
+                jnp.int32(lane.seed),
             )
             arrays = {}
             for name in ("actor", "critic"):

@@ -145,10 +145,11 @@ class HostLoop:
             raise self._explain(group, failure, t) from failure
         self.seconds["device"] += acted - start
         self.seconds["environment"] += clock.perf_counter() - acted
-        outcome = Outcome(
-            *(self._by_lane(x) for x in (step.next_obs, step.obs, step.reward)),
-            *(self._by_lane(x) for x in (step.terminated, step.truncated)),
-        )
+        fields: list[Any] = [
+            self._by_lane(x)
+            for x in (step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
+        ]
+        outcome = Outcome(*fields)
         group.state, metrics = group.program.step(group.state, outcome, t)
         group.metrics = metrics or group.metrics
         group.time = t

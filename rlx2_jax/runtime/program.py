@@ -94,8 +94,8 @@ class Program:
     def no_metrics(self, state: LaneState) -> dict[str, np.ndarray]:
         """What is reported of updates before there were any."""
         obs = state.acting.obs
-        ends = jax.ShapeDtypeStruct(obs.shape[:2], bool)
-        reward = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
+        ends: Any = jax.ShapeDtypeStruct(obs.shape[:2], bool)
+        reward: Any = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
         outcome = Outcome(obs, obs, reward, ends, ends)
         time = jax.ShapeDtypeStruct((), jnp.int32)
         step = functools.partial(step_lanes, config=self.config, learn=True)
@@ -123,7 +123,10 @@ def _inspect_lane(
 ) -> Inspection:
     layers = {name: _kernels(mask) for name, mask in masks.items()}
     first = {name: _kernels(mask) for name, mask in initial.items()}
-    live = lambda kernels: sum(jnp.sum(m, dtype=jnp.int32) for m in kernels.values())  # noqa: E731
+
+    def live(kernels: dict[str, Array]) -> Array:
+        return jnp.asarray(sum(jnp.sum(m, dtype=jnp.int32) for m in kernels.values()))
+
     return Inspection(
         sparsity={
             name: {key: 1.0 - jnp.mean(m.astype(jnp.float32)) for key, m in kernels.items()}
