@@ -55,7 +55,7 @@ def test_policy_distance_without_means_compares_actions():
         (0.3, 0.1, 0, {}, 90),
         (0.2, 0.1, 0, {}, 100),  # not above the threshold
         (0.3, 0.0, 0, {}, 100),  # a buffer of fixed capacity
-        (0.3, 0.29, 0, {}, 71),  # floor(100 · 0.29), where float32 falls short of 29
+        (0.3, 0.53, 0, {}, 47),  # floor(100 · 0.53), where float32 falls short of 53
         (0.3, 1.0, 0, {}, 0),
         (0.3, 0.1, 95, {}, 95),
         (0.3, 0.1, 95, {"hard": False}, 90),

@@ -33,6 +33,7 @@ from rlx2_jax.types import Batch
 CFG = setting("sac", dtype="float64", policy_delay=2, target_interval=3)
 LEAKED = dataclasses.replace(CFG, sac_growth="leaked")
 update, update_lanes = quick(sac.update, static_argnums=5), quick(over_lanes(sac, CFG))
+ALPHA_MOMENTS = (0.02, 0.3, 10)  # of the temperature in the middle of training: μ, ν, count
 draw, draw_noise = quick(jax.random.fold_in), quick(sac.draw_noise, static_argnums=1)
 
 
@@ -151,16 +152,17 @@ def numpy_update(
             leak = update_model.gradient(lambda q: actor_loss(actor.params, q), critic.params)
         grads = update_model.gradient(lambda p: actor_loss(p, critic.params), actor.params)
         actor.step(grads, count // CFG.policy_delay, hyper.actor, lr, grads)
-        # α's loss is exp(log α) (-log π - H̄), and Adam's first step is its sign
         slope = alpha * np.mean(-log_prob - float(hyper.target_entropy))
-        log_alpha -= float(lr * slope / (abs(slope) + 1e-8))
+        temperature = update_model.Model(log_alpha, True, *ALPHA_MOMENTS, None)
+        temperature.step(slope, 1, hyper.actor, lr, None)
+        log_alpha = temperature.params
     if count % CFG.target_interval == 0:
         critic.polyak(float(hyper.tau))
     return actor, critic, log_alpha, leak, np.mean(y)
 
 
 def prepared(cfg: config.Config) -> tuple[sac.State, config.Hyper]:
-    """A lane in the middle of training, its temperature about to take its first step."""
+    """A lane in the middle of training."""
     lane = config.Lane(actor_sparsity=0.4, critic_sparsity=0.3, t0=3, n=3, t_end=40)
     state = sac.init(jax.random.key(3), cfg, lane)
     return (
@@ -168,6 +170,11 @@ def prepared(cfg: config.Config) -> tuple[sac.State, config.Hyper]:
             actor=update_model.warm(state.actor, 0),
             critic=update_model.warm(state.critic, 1),
             log_alpha=jnp.float64(-0.7),
+            alpha_moments=state.alpha_moments._replace(
+                mu=jnp.float64(ALPHA_MOMENTS[0]),
+                nu=jnp.float64(ALPHA_MOMENTS[1]),
+                count=jnp.int32(ALPHA_MOMENTS[2]),
+            ),
         ),
         config.hyper(cfg, lane),
     )
@@ -214,7 +221,8 @@ def test_leaked_growth():
 
 @pytest.mark.fast
 def test_temperature_moves_towards_the_target_entropy():
-    state, hyper = prepared(CFG)
+    hyper = config.hyper(CFG, config.Lane())
+    state = sac.init(jax.random.key(0), CFG, config.Lane())
     entropy = jnp.asarray(-1.5)
     temperature = quick(sac._temperature)
     for target, moves in [(-1.0, 1.0), (-2.0, -1.0)]:  # too little entropy: α rises

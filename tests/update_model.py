@@ -154,10 +154,13 @@ class Model:
 
 
 def warm(network: Network, seed: int) -> Network:
-    """The network with moments as after ten steps: then Adam is smooth in the gradient, and
-    differences are good enough to compare with."""
+    """The network with moments as after ten steps (Adam is then smooth in the gradient, and
+    differences are good enough to compare with) and a target that has fallen behind."""
     rng = np.random.default_rng(seed)
     mu = jax.tree.map(lambda p, m: 1e-2 * rng.normal(size=p.shape) * m, *network[:2])
     nu = jax.tree.map(lambda p, m: 1e-2 * rng.uniform(0.5, 1, p.shape) * m, *network[:2])
     count = np.asarray(10, np.int32)
-    return network._replace(moments=optax.ScaleByAdamState(count, mu, nu))  # type: ignore[arg-type]
+    target = network.target and jax.tree.map(
+        lambda p, m: (p + 0.1 * rng.normal(size=p.shape)) * m, *network[:2]
+    )
+    return network._replace(moments=optax.ScaleByAdamState(count, mu, nu), target=target)  # type: ignore[arg-type]
