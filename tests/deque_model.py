@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from lanes import quick
 
 from rlx2_jax import buffer
 from rlx2_jax.types import Batch, Transition
@@ -110,7 +111,7 @@ def play(buf: buffer.Buffer, steps: Transition, valid, limit) -> tuple[buffer.Bu
     return jax.lax.scan(body, buf, (steps, valid))
 
 
-playing = jax.jit(play)
+playing = quick(play)
 
 
 def filled(shape: tuple[int, int, int | None], steps: int, seed: int = 0):

@@ -52,7 +52,7 @@ def windows(seed: int, *lead: int, n: int = 3, dtype: str = "float64") -> Batch:
     )
 
 
-def quick(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def quick(f: Callable[..., Any], **options: Any) -> Any:
     """`jax.jit` that compiles in half the time, for programs that run a thousand times at most."""
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
 

@@ -10,10 +10,17 @@ from lanes import assert_equal, assert_on_mask, setting
 
 from rlx2_jax import agent, config, td3
 
-pytestmark = pytest.mark.fast
-CFG = setting("td3")
+CFG = setting("td3", dtype="float64")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def float64():
+    """As in the tests of the algorithms, which need the same initial networks."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.fast
 def test_delayed_switch():
     hyper = config.hyper(CFG, config.Lane(t0=10, n=3))
     by_steps = dataclasses.replace(CFG, switch="steps")

@@ -7,6 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from lanes import quick
 
 from rlx2_jax import buffer, networks
 from rlx2_jax.types import Batch, Params, Transition
@@ -59,7 +60,7 @@ def test_adding_copies_nothing(lanes):
     if lanes > 1:
         buf = jax.tree.map(lambda x: jnp.stack([x] * lanes), buf)
         keys, run = jnp.stack([keys] * lanes), jax.vmap(steps)
-    program = jax.jit(run, donate_argnums=0).lower(buf, keys).compile()
+    program = quick(run, donate_argnums=0).lower(buf, keys).compile()
     text = program.as_text()
     assert text is not None and "5002" in text  # the rows of data, flags and mean
     copies = re.findall(r"= \w+\[[\d,]*\b5002\b[\d,]*\]\S* copy\(", text)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from deque_model import SHAPES, Model, example, filled, policy
+from lanes import quick
 
 from rlx2_jax import buffer
 
@@ -26,7 +27,7 @@ def gaps(model: Model, distance: str, behaviour: str) -> np.ndarray:
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
 def test_policy_distance_of_the_oldest(shape):
     cases = list(itertools.product((1, 7, 24), ("mse", "l2"), ("mean", "action")))
-    measure = jax.jit(
+    measure = quick(
         lambda buf: [
             buffer.policy_distance(buf, policy, k, distance=form, behaviour=behaviour)
             for k, form, behaviour in cases
@@ -77,7 +78,7 @@ def test_trim_by_ratio(distance, ratio, b_min, options, left):
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], (3, 300, None)])
 def test_trim_until_pops_no_more_than_it_must(shape):
     k = 4 * shape[0]
-    until = jax.jit(lambda buf, d0, b_min: buffer.trim_until(buf, policy, d0, k, b_min=b_min))
+    until = quick(lambda buf, d0, b_min: buffer.trim_until(buf, policy, d0, k, b_min=b_min))
     for steps, seed in [(3, 0), (12, 1), (120, 2)]:
         buf, model = filled(shape, steps, seed)
         cost, held = gaps(model, "mse", "mean"), len(model.steps)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lanes import quick
 
 from rlx2_jax import masks, networks
 
 pytestmark = pytest.mark.fast
 DEPTHS = [(5, 3), (5, 8, 6, 3), (7, 6, 5, 4, 3, 2)]
-init = jax.jit(networks.init, static_argnames=("sizes", "scheme", "width"))
-mlp, policy = jax.jit(networks.mlp), jax.jit(networks.policy)
+init = quick(networks.init, static_argnames=("sizes", "scheme", "width"))
+mlp, policy = quick(networks.mlp), quick(networks.policy)
 KEY = jax.random.key(0)
 
 
