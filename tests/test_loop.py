@@ -1,0 +1,120 @@
+"""Both loops on environments with known values, in halves, alone and together."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlx2_jax import config, envs, networks
+from rlx2_jax.envs.probes import PROBES
+from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
+
+GAMMA = 0.9
+PROBE = "rlx2_jax/Truncation-v0"
+FINAL = "rlx2_jax/FinalObservation-v0"
+
+
+def never() -> bool:
+    return False
+
+
+def setting(obs: int, act: int, **fields) -> config.Config:
+    small = {
+        "hidden": (32,),
+        "batch_size": 32,
+        "oldest_k": 32,
+        "steps": 1500,
+        "warmup": 60,
+        "capacity": 400,
+        "mask_interval": 50,
+        "buffer_interval": 50,
+    }
+    return config.make("td3", obs, act, **{**small, **fields})
+
+
+LANES = [
+    config.Lane(
+        seed=s,
+        method=m,
+        discount=GAMMA,
+        learning_rate=3e-3,
+        tau=0.05,
+        actor_sparsity=0.2,
+        critic_sparsity=0.3,
+        t0=100,
+        b_min=200,
+    )
+    for s, m in ((0, "dense"), (1, "rlx2"))
+]
+
+
+def host_loop(name: str, lanes, cfg=None, **options) -> HostLoop:
+    cfg = cfg or setting(1, 1)
+    return HostLoop(cfg, list(lanes), lambda n: envs.make_host(name, n), episodes=2, **options)
+
+
+def q_of(loop, lane: int, observations) -> np.ndarray:
+    """What a lane's critic says of its own policy, at some observations."""
+    states = loop.states()
+    per = states[0].seed.shape[0]
+    agent = jax.tree.map(lambda x: x[lane % per], states[lane // per].agent)
+    obs = jnp.asarray(observations, jnp.float32)[:, None]
+    action = networks.policy(agent.actor.params, obs)
+    return np.asarray(jnp.minimum(*networks.q_values(agent.critic.params, obs, action)))
+
+
+@pytest.mark.parametrize("name", [PROBE, FINAL])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_truncation_bootstraps_from_the_final_observation(name, where):
+    """Truncation as termination would give 1 / (1 - 4γ/5) = 3.6 instead of 10; the next episode's
+    first observation as the final one, half the value of the second state."""
+    if where == "host":
+        loop = host_loop(name, LANES)
+    else:
+        loop = DeviceLoop(setting(1, 1), LANES, envs.make_device(name), episodes=2)
+    loop.advance(1500, never)
+    probe = PROBES[name]
+    for lane in range(2):
+        found = q_of(loop, lane, probe.observations)
+        np.testing.assert_allclose(found, probe.value(GAMMA), rtol=0.08)
+    loop.close()
+
+
+def leaves_equal(a, b) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_pipelined_equals_one_after_the_other():
+    cfg = setting(4, 1, steps=200)
+    lanes = [config.Lane(seed=s, t0=50, b_min=100) for s in range(4)]
+    loops = [host_loop("InvertedPendulum-v5", lanes, cfg, pipeline=flag) for flag in (True, False)]
+    for loop in loops:
+        loop.advance(200, never)
+    leaves_equal(loops[0].states(), loops[1].states())
+    together = loops[0].evaluate()
+    # The same lanes alone: same keys, so the same environments; floats of another program differ
+    # in their last bits only, over so few updates.
+    alone = host_loop("InvertedPendulum-v5", lanes[2:3], cfg)
+    alone.advance(60, never)
+    again = host_loop("InvertedPendulum-v5", lanes, cfg)
+    again.advance(60, never)
+    for field in ("obs", "action"):
+        np.testing.assert_allclose(
+            getattr(alone.states()[0].acting, field)[0],
+            getattr(again.states()[1].acting, field)[0],
+            atol=1e-4,
+        )
+    assert together.returns.shape == (4, 2)
+    actions = np.concatenate([np.asarray(s.acting.action).ravel() for s in loops[0].states()])
+    assert len(set(actions.tolist())) == 4  # seeds reach the environments and the policies
+
+
+def test_several_environments_per_lane():
+    cfg = setting(4, 1, num_envs=3, steps=600, updates_per_step=1)
+    loop = host_loop("InvertedPendulum-v5", [config.Lane(seed=0, t0=50, b_min=100)], cfg)
+    loop.advance(80, never)
+    state = loop.states()[0]
+    assert state.replay.data.shape[2] == 3 and int(state.replay.written[0]) == 80
+    assert len(set(np.asarray(state.acting.obs)[0, :, 0].tolist())) == 3
+    row = loop.report()[0]
+    assert row["updates"] == 60 and row["buffer_length"] <= 240
