@@ -1,0 +1,15 @@
+"""Sparse policies that leave Python: C, NumPy, ONNX, StableHLO.
+
+    policy = export.from_actor(params, masks, "td3").pruned()
+    c.source(policy).text        one C99 file, float or int8
+    npz.save(policy, path)       with `numpy_runtime.py`, which needs NumPy alone
+    onnx.save(policy, path)      any ONNX runtime
+    stablehlo.save(policy, path) any XLA
+
+`npz.load` and `stablehlo.load` read files back: they execute nothing that a file says, and raise
+`PolicyFileError` for one that is damaged.
+"""
+
+from rlx2_jax.export.policy import KINDS, Layer, PolicyFileError, SparsePolicy, from_actor
+
+__all__ = ["KINDS", "Layer", "PolicyFileError", "SparsePolicy", "from_actor"]

@@ -1,0 +1,106 @@
+"""The files of one exported policy: written, compared with the actor, listed with their sizes."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx2_jax.export import c, compiled, manifest, npz, numpy_runtime, onnx, stablehlo
+from rlx2_jax.export.compare import Act
+from rlx2_jax.export.policy import SparsePolicy
+from rlx2_jax.export.quantize import dequantized
+
+FORMATS = ("c", "npz", "onnx", "stablehlo")
+TOLERANCE = 1e-5  # of an action, against the JAX actor
+OBSERVATIONS = 4096
+
+
+class CheckFailed(Exception):
+    """A file does not do what the actor does."""
+
+
+def observations(obs_dim: int, count: int = OBSERVATIONS) -> np.ndarray:
+    """Random observations of several sizes: f32[count, obs]."""
+    rng = np.random.default_rng(0)
+    sizes = rng.choice([0.1, 1.0, 3.0], (count, 1))
+    return (sizes * rng.normal(size=(count, obs_dim))).astype(np.float32)
+
+
+class Bundle:
+    """Writes the files of one policy into a directory, checks and lists them."""
+
+    def __init__(self, policy: SparsePolicy, name: str, out: Path):
+        self.policy, self.name, self.out = policy, name, out
+        self.files: dict[str, dict[str, Any]] = {}
+        self.rows: list[tuple[str, int, str, str]] = []  # file, bytes, on the device, error
+        self.obs = observations(policy.obs_dim)
+        out.mkdir(parents=True, exist_ok=True)
+
+    def write(self, format_: str, expected: np.ndarray) -> None:
+        """One format, compared with the `expected` actions of `self.obs`."""
+        path, device = self.out / f"{self.name}.{format_}", ""
+        if format_ == "c":
+            act, device = self._c(path, self.name, int8=False)
+        elif format_ == "npz":
+            npz.save(self.policy, path)
+            runtime = self.out / f"{self.name}_runtime.py"
+            shutil.copyfile(npz.RUNTIME, runtime)
+            self.files[runtime.name] = {"format": "NumPy runtime"}
+            npz.load(path)  # checks every array
+            act = numpy_runtime.load(path)
+        elif format_ == "onnx":
+            onnx.save(self.policy, path)
+            act = lambda obs: onnx.run(path, obs)  # noqa: E731
+        else:
+            stablehlo.save(self.policy, path)
+            manifest.write(self.out, {path.name: {}}, {})  # `load` asks it
+            act = stablehlo.load(path)
+        self._add(path, format_, device, expected, act)
+
+    def write_int8(self, expected: np.ndarray) -> Act:
+        """The C file with 8-bit weights; returns its function."""
+        name = f"{self.name}_int8"
+        path = self.out / f"{name}.c"
+        act, device = self._c(path, name, int8=True)
+        exact = dequantized(self.policy).act
+        self._add(path, "c int8", device, exact(self.obs), act)
+        error = np.abs(exact(self.obs) - expected).max()
+        self.files[path.name]["quantisation_error"] = float(error)
+        return act or exact
+
+    def _c(self, path: Path, name: str, *, int8: bool) -> tuple[Act | None, str]:
+        made = c.source(self.policy, name, int8=int8)
+        path.write_text(made.text)
+        act = None
+        if compiled.compiler() is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                library = compiled.build([path], Path(folder) / f"{name}.so")
+                sizes = (self.policy.obs_dim, self.policy.action_dim)
+                act = compiled.CPolicy(library, name, *sizes).act
+        return act, f"{made.data_bytes:,}"
+
+    def _add(
+        self, path: Path, format_: str, device: str, expected: np.ndarray, act: Act | None
+    ) -> None:
+        entry: dict[str, Any] = {"format": format_}
+        text = "not checked: no C compiler"
+        if act is not None:
+            entry["largest_error"] = error = float(np.abs(act(self.obs) - expected).max())
+            text = f"{error:.1e}"
+            if not error <= TOLERANCE:
+                raise CheckFailed(
+                    f"{path} differs from the actor by {error:.2g} on one of {len(self.obs):,} "
+                    f"observations, allowed is {TOLERANCE}: do not use it"
+                )
+        self.files[path.name] = entry
+        self.rows.append((path.name, path.stat().st_size, device, text))
+
+    def table(self, dense_bytes: int) -> str:
+        """Sizes side by side."""
+        head = ("", "file bytes", "of dense", "constants", "largest error")
+        rows = [head, ("dense float32", f"{dense_bytes:,}", "100.0%", f"{dense_bytes:,}", "")]
+        for name, size, device, error in self.rows:
+            rows.append((name, f"{size:,}", f"{100 * size / dense_bytes:.1f}%", device, error))
+        return "\n".join(f"{a:<24}{b:>12}{c_:>10}{d:>12}  {e}" for a, b, c_, d, e in rows)

@@ -1,0 +1,94 @@
+"""What an approximation costs in return: two policies in episodes that start alike."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax import envs
+from rlx2_jax.export.policy import SparsePolicy
+from rlx2_jax.export.stablehlo import function
+from rlx2_jax.lane import Stream, stream_key
+from rlx2_jax.runtime.evaluate import seeds
+from rlx2_jax.runtime.run import Run
+
+Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
+TOLERANCE = 0.03  # of the mean return
+_AT_ONCE = 32  # environments
+
+
+class Difference(NamedTuple):
+    """Return of the other policy less that of the first, over paired episodes."""
+
+    first: float  # mean return
+    other: float
+    mean: float  # of the differences
+    half_width: float  # of its 95% interval
+    episodes: int
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the first one's return."""
+        return self.mean / abs(self.first) if self.first else math.copysign(math.inf, self.mean)
+
+    @property
+    def small(self) -> bool:
+        """Within 3% of the return, or not told from 0 by the 95% interval."""
+        return abs(self.mean) <= max(TOLERANCE * abs(self.first), self.half_width)
+
+
+def difference(first: np.ndarray, other: np.ndarray) -> Difference:
+    """Of returns `[episodes]` of two policies, one pair per seed."""
+    gaps, degrees = other - first, len(first) - 1
+    if degrees < 1:
+        raise ValueError(f"{len(first)} episode(s) give no interval: use at least 2")
+    quantile = 1.96 + (1.96**3 + 1.96) / (4 * degrees)  # Student's, to first order
+    half_width = quantile * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    return Difference(
+        float(first.mean()), float(other.mean()), float(gaps.mean()), half_width, len(gaps)
+    )
+
+
+def host_returns(run: Run, act: Act, seed: int, episodes: int) -> np.ndarray:
+    """Noise-free returns `[episodes]` in the run's host environments, seeded from `seed`."""
+    found = []
+    chosen = seeds(seed, Stream.EVALUATION, episodes)
+    for begin in range(0, episodes, _AT_ONCE):
+        own = chosen[begin : begin + _AT_ONCE]
+        tasks = envs.make_host(run.env, len(own), run.backend, **run.env_options)
+        try:
+            obs, active, total = tasks.reset(own), np.ones(len(own), bool), np.zeros(len(own))
+            while active.any():
+                step = tasks.step(act(obs), active)
+                total += np.where(active & step.valid, step.reward, 0.0)
+                active &= ~(step.terminated | step.truncated)
+                obs = step.obs
+        finally:
+            tasks.close()
+        found.append(total)
+    return np.concatenate(found)
+
+
+def device_returns(run: Run, policy: SparsePolicy, seed: int, episodes: int) -> np.ndarray:
+    """The same in the run's device environments."""
+    env = envs.make_device(run.env, run.backend, **run.env_options)
+    horizon = env.spec.max_episode_steps
+    if horizon is None:
+        raise ValueError(f"{run.env} has no time limit: episodes on the device need one")
+    act = function(policy)
+
+    def episode(key: jax.Array) -> jax.Array:
+        def body(carry, _):
+            state, active = carry
+            state, step = env.step(state, act(state.obs[None])[0])
+            reward = jnp.where(active, step.reward, 0.0)
+            return (state, active & ~(step.terminated | step.truncated)), reward
+
+        start = (env.reset(key), jnp.ones((), bool))
+        return jnp.sum(jax.lax.scan(body, start, None, horizon)[1])
+
+    keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
+    return np.asarray(jax.jit(jax.vmap(episode))(keys), np.float64)

@@ -1,0 +1,52 @@
+"""`manifest.json`: what an export directory holds, with sizes and SHA-256 checksums.
+
+ONNX and StableHLO files have no checksum of their own, and their parsers are not made for hostile
+bytes: read them through `checked`, which gives a file's bytes only if they are the ones written.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rlx2_jax.export.policy import PolicyFileError
+
+NAME = "manifest.json"
+
+
+def write(directory: Path, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
+    """Describes `files` (name -> what to say of it) of a directory, and where they came from."""
+    for name, entry in files.items():
+        data = (directory / name).read_bytes()
+        entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    partial = directory / f"{NAME}.tmp"
+    partial.write_text(json.dumps({**about, "files": files}, indent=2) + "\n")
+    os.replace(partial, directory / NAME)
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """What `write` wrote."""
+    try:
+        found = json.loads((directory / NAME).read_text())
+        if not all(isinstance(entry["sha256"], str) for entry in found["files"].values()):
+            raise TypeError("a checksum is not a text")
+    except OSError as error:
+        raise PolicyFileError(f"{directory / NAME} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PolicyFileError(f"{directory / NAME} is damaged: {error}") from error
+    return found
+
+
+def checked(path: Path) -> bytes:
+    """The bytes of an exported file, after comparison with its checksum."""
+    files = read(path.parent)["files"]
+    if path.name not in files:
+        raise PolicyFileError(f"{path.parent / NAME} does not know {path.name}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PolicyFileError(f"{path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != files[path.name]["sha256"]:
+        raise PolicyFileError(f"{path} is damaged: it does not have the checksum of {NAME}")
+    return data

@@ -1,0 +1,65 @@
+"""Random actors of many shapes, for the tests of exported policies."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax import networks
+from rlx2_jax.export import SparsePolicy, from_actor
+
+
+class Case(NamedTuple):
+    """An actor of `sizes` units; `empty` names layers without any link."""
+
+    sizes: tuple[int, ...]
+    density: float
+    kind: str = "td3"
+    empty: tuple[int, ...] = ()
+
+
+CASES = {
+    "hopper": Case((11, 256, 256, 3), 0.02),
+    "hopper-sac": Case((11, 256, 256, 6), 0.02, "sac"),
+    "dense": Case((5, 16, 16, 2), 1.0),
+    "one-wide": Case((1, 1, 1, 1), 1.0),
+    "depth-1": Case((7, 3), 0.5),
+    "depth-1-sac": Case((7, 4), 0.5, "sac"),
+    "depth-4": Case((6, 24, 32, 24, 2), 0.15),
+    "wide": Case((300, 20, 600, 1), 0.05),
+    "no-links-first": Case((4, 8, 8, 2), 0.5, empty=(0,)),
+    "no-links-inside": Case((4, 8, 8, 2), 0.5, "sac", empty=(1,)),
+    "no-links-last": Case((4, 8, 8, 2), 0.5, empty=(2,)),
+    "no-links": Case((4, 8, 2), 0.5, empty=(0, 1)),
+}
+
+
+def actor(case: Case, seed: int = 0) -> tuple[Any, Any]:
+    """Parameters and masks, with weights large enough for actions all over [-1, 1]."""
+    rng = np.random.default_rng(seed)
+    params, masks = {}, {}
+    for i, (n_in, n_out) in enumerate(zip(case.sizes[:-1], case.sizes[1:])):
+        live = rng.random((n_in, n_out)) < (0.0 if i in case.empty else case.density)
+        scale = 1.5 / np.sqrt(max(1.0, live.sum() / n_out))
+        kernel = rng.normal(size=(n_in, n_out)) * scale * live
+        name = f"Dense_{i}"
+        params[name] = {
+            "kernel": kernel.astype(np.float32),
+            "bias": rng.normal(size=n_out, scale=0.3).astype(np.float32),
+        }
+        masks[name] = {"kernel": live, "bias": np.ones(n_out, bool)}
+    return params, masks
+
+
+def policy_of(case: Case, **bounds: Any) -> SparsePolicy:
+    return from_actor(*actor(case), case.kind, **bounds)
+
+
+def expected(case: Case, obs: np.ndarray) -> np.ndarray:
+    """What the JAX actor does."""
+    act = networks.squashed_mean if case.kind == "sac" else networks.policy
+    return np.asarray(act(actor(case)[0], jnp.asarray(obs)))
+
+
+def observations(policy: SparsePolicy, count: int = 2000) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(count, policy.obs_dim)).astype(np.float32)

@@ -1,0 +1,241 @@
+"""Exported policies: every format does what the JAX actor does."""
+
+import dataclasses
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from policies import CASES, Case, actor, expected, observations, policy_of
+
+from rlx2_jax.export import (
+    Layer,
+    SparsePolicy,
+    c,
+    compiled,
+    from_actor,
+    manifest,
+    npz,
+    numpy_runtime,
+    onnx,
+    stablehlo,
+)
+from rlx2_jax.export.quantize import dequantized, quantize
+
+TOLERANCE = 1e-5
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+needs_compiler = pytest.mark.skipif(compiled.compiler() is None, reason="no C compiler here")
+
+
+def compile_policy(policy: SparsePolicy, folder, *, int8: bool = False):
+    path = folder / "policy.c"
+    path.write_text(c.source(policy, int8=int8).text)
+    library = compiled.build([path], folder / f"policy{int8:d}.so")  # warnings are errors
+    return compiled.CPolicy(library, "policy", policy.obs_dim, policy.action_dim).act
+
+
+@pytest.mark.fast
+@each_case
+def test_the_reference_and_its_pruned_form_are_the_actor(case):
+    policy = policy_of(case)
+    pruned = policy.pruned()
+    obs = observations(policy)
+    wanted = expected(case, obs)
+    assert np.abs(policy.act(obs) - wanted).max() <= TOLERANCE
+    assert np.abs(pruned.act(obs) - wanted).max() <= TOLERANCE
+    assert pruned.links <= policy.links and pruned.obs_dim == policy.obs_dim
+    for layer in pruned.layers[:-1]:
+        assert (np.diff(layer.lengths) >= 0).all()  # hidden units in the order of their links
+    again = pruned.pruned()
+    assert again.sizes == pruned.sizes and again.links == pruned.links
+
+
+@pytest.mark.fast
+def test_pruning_by_hand():
+    """Unit 0 is the constant relu(0.5), unit 1 works, unit 2 is read by nobody, unit 3 is always
+    off."""
+    first = np.array([[0, 0], [1, 2], [3, 0], [0, 0]], np.float32)
+    last = np.array([[4, 5, 0, 6]], np.float32)
+    policy = SparsePolicy(
+        "td3",
+        (
+            Layer.of(first, first != 0, np.array([0.5, 0.25, 0, -1])),
+            Layer.of(last, last != 0, np.array([1.0])),
+        ),
+    ).pruned()
+    assert policy.sizes == (2, 1, 1)
+    np.testing.assert_array_equal(policy.layers[0].dense(), [[1, 2]])
+    np.testing.assert_array_equal(policy.layers[0].bias, [0.25])
+    np.testing.assert_array_equal(policy.layers[1].dense(), [[5]])
+    np.testing.assert_array_equal(policy.layers[1].bias, [3.0])  # 1 + 4 * 0.5
+
+
+@pytest.mark.fast
+def test_what_lies_off_the_mask_is_ignored():
+    """Tiny's masks cover biases too."""
+    params, masks = actor(Case((3, 4, 2), 0.5))
+    block = {"kernel": masks["Dense_0"]["kernel"], "bias": np.arange(4) < 2}
+    junk = {k: np.where(block[k], v, 9) for k, v in params["Dense_0"].items()}
+    policy = from_actor({**params, "Dense_0": junk}, {**masks, "Dense_0": block}, "td3")
+    np.testing.assert_array_equal(policy.layers[0].dense().T, params["Dense_0"]["kernel"])
+    np.testing.assert_array_equal(policy.layers[0].bias[2:], 0)
+
+
+@pytest.mark.fast
+def test_a_policy_of_nonsense_is_refused():
+    params, masks = actor(Case((3, 4, 2), 0.5))
+    with pytest.raises(ValueError, match="kind"):
+        from_actor(params, masks, "ppo")
+    with pytest.raises(ValueError, match="two outputs per action"):
+        from_actor(*actor(Case((3, 4, 3), 0.5)), "sac")
+    bad = {**params, "Dense_1": {**params["Dense_1"], "bias": np.array([0, np.nan], np.float32)}}
+    with pytest.raises(ValueError, match="biases of layer 1 are not all finite"):
+        from_actor(bad, masks, "td3")
+    with pytest.raises(ValueError, match="layer 1 reads 5 inputs where there are 4"):
+        good = policy_of(Case((3, 4, 2), 0.5))
+        other = policy_of(Case((3, 5, 2), 0.5))
+        SparsePolicy("td3", (good.layers[0], other.layers[1]))
+    with pytest.raises(ValueError, match="low bound is above"):
+        from_actor(params, masks, "td3", low=[1, 1], high=[0, 2])
+    with pytest.raises(ValueError, match=r"must be \[..., 3\]"):
+        policy_of(Case((3, 4, 2), 0.5)).act(np.zeros(4))
+
+
+@needs_compiler
+@each_case
+def test_c(case, tmp_path):
+    policy = policy_of(case)
+    obs = observations(policy)
+    for i, form in enumerate((policy, policy.pruned())):
+        (tmp_path / f"{i}").mkdir()
+        act = compile_policy(form, tmp_path / f"{i}")  # one library of a name per folder
+        assert np.abs(act(obs) - expected(case, obs)).max() <= TOLERANCE
+
+
+@needs_compiler
+@pytest.mark.parametrize(("inputs", "index"), [(256, 8), (257, 16), (65_536, 16), (65_537, 32)])
+def test_indices_have_the_smallest_type_that_fits(inputs, index, tmp_path):
+    weight = np.zeros((1, inputs), np.float32)
+    weight[0, [0, inputs - 1]] = 0.5, 0.25
+    policy = SparsePolicy("td3", (Layer.of(weight, weight != 0, np.zeros(1)),))
+    assert f"uint{index}_t policy_cols0[2]" in c.source(policy).text
+    obs = np.ones((1, inputs), np.float32)
+    assert compile_policy(policy, tmp_path)(obs)[0, 0] == pytest.approx(np.tanh(0.75))
+    npz.save(policy, tmp_path / "policy.npz")
+    assert npz.load(tmp_path / "policy.npz").act(obs)[0, 0] == pytest.approx(np.tanh(0.75))
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", ["hopper", "hopper-sac", "depth-1", "depth-4", "no-links"])
+def test_int8_error_is_bounded_by_its_roundings(case, tmp_path):
+    policy = policy_of(CASES[case]).pruned()
+    obs = observations(policy)
+    act = compile_policy(policy, tmp_path, int8=True)(obs)
+    rounded = dequantized(policy)
+    assert np.abs(act - rounded.act(obs)).max() <= TOLERANCE
+    x, error = np.abs(obs.astype(float)), np.zeros_like(obs, dtype=float)
+    y = obs.astype(float)
+    for i, (exact, own) in enumerate(zip(policy.layers, rounded.layers)):
+        gap = np.abs(exact.dense() - own.dense())
+        per_row = np.abs(exact.dense()).max(axis=1, initial=0)[:, None] / 254
+        assert (gap <= per_row * (1 + 1e-4)).all()
+        error = error @ np.abs(own.dense()).T + x @ gap.T  # |Δy| <= |W'| |Δx| + |ΔW| |x|
+        y = y @ exact.dense().T + exact.bias
+        y = np.maximum(y, 0) if i + 1 < len(policy.layers) else y
+        x = np.abs(y)
+    assert (np.abs(act - np.tanh(y)) <= error + TOLERANCE).all()
+    for layer, (values, scales) in zip(policy.layers, quantize(policy)):
+        assert values.dtype == np.int8 and scales.shape == (layer.outputs,)
+
+
+@pytest.mark.fast
+@needs_compiler
+def test_tanh_of_the_c_file_to_1e_6(tmp_path):
+    weight = np.ones((1, 1), np.float32)
+    identity = SparsePolicy("td3", (Layer.of(weight, weight != 0, np.zeros(1)),))
+    x = np.concatenate([np.linspace(-12, 12, 20_001), np.geomspace(1e-30, 1e30, 2000)])
+    x = np.concatenate([x, [np.inf, -np.inf]]).astype(np.float32)[:, None]
+    assert np.abs(compile_policy(identity, tmp_path)(x) - np.tanh(x.astype(float))).max() <= 1e-6
+
+
+@pytest.mark.fast
+def test_the_c_file_needs_nothing_and_is_small():
+    policy = policy_of(CASES["hopper"], low=[-1, -2, 0], high=[1, 2, 3])
+    made, small = c.source(policy), c.source(policy, int8=True)
+    assert re.findall(r"#include (.*)", made.text) == ["<stdint.h>"]
+    assert not re.search(r"static (?!const|float)", made.text)  # functions and constants only
+    assert "uint16_t" not in made.text
+    assert small.data_bytes < made.data_bytes < policy.dense_bytes / 20
+    assert f"Constant data: {made.data_bytes} bytes" in made.text
+    assert max(map(len, made.text.splitlines())) <= 100
+    with pytest.raises(ValueError, match="C identifier"):
+        c.source(policy, "my-policy")
+
+
+@needs_compiler
+def test_actions_scaled_to_the_bounds_in_c(tmp_path):
+    import ctypes
+
+    policy = policy_of(CASES["hopper"], low=[-1, -2, 0], high=[1, 2, 3])
+    compile_policy(policy, tmp_path)
+    scale = ctypes.CDLL(str(tmp_path / "policy0.so")).policy_scale
+    action, scaled = np.array([-1, 0.5, 1], np.float32), np.zeros(3, np.float32)
+    pointer = lambda x: ctypes.c_void_p(x.ctypes.data)  # noqa: E731
+    scale(pointer(action), pointer(scaled))
+    np.testing.assert_array_equal(scaled, [-1, 1, 3])
+    np.testing.assert_array_equal(policy.scale(action), scaled)
+    with pytest.raises(ValueError, match="does not know the bounds"):
+        dataclasses.replace(policy, low=None, high=None).scale(action)
+
+
+def test_the_compilers_complaints_are_shown(tmp_path):
+    (tmp_path / "bad.c").write_text("int f(void) { int unused; }\n")
+    with pytest.raises(RuntimeError, match="unused"):
+        compiled.build([tmp_path / "bad.c"], tmp_path / "bad.so")
+
+
+@each_case
+def test_numpy(case, tmp_path):
+    policy = policy_of(case).pruned()
+    obs = observations(policy)
+    npz.save(policy, tmp_path / "policy.npz")
+    act = numpy_runtime.load(tmp_path / "policy.npz")
+    assert np.abs(act(obs) - expected(case, obs)).max() <= TOLERANCE
+    assert act(obs[0]).shape == (policy.action_dim,)
+
+
+@each_case
+def test_onnx(case, tmp_path):
+    proto, path = pytest.importorskip("onnx"), tmp_path / "policy.onnx"
+    pytest.importorskip("onnxruntime")
+    policy = policy_of(case).pruned()
+    obs = observations(policy)
+    onnx.save(policy, path)
+    loaded = proto.load(path)
+    proto.checker.check_model(loaded, full_check=True)
+    assert [x.version for x in loaded.opset_import] == [onnx.OPSET]
+    assert np.abs(onnx.run(path, obs) - expected(case, obs)).max() <= TOLERANCE
+    assert onnx.run(path, obs[:1]).shape == (1, policy.action_dim)
+
+
+@pytest.mark.fast
+def test_missing_packages_are_named(monkeypatch):
+    for package in ("onnx", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ImportError, match=rf"{package}: pip install 'rlx2_jax\[export\]'"):
+                onnx.check_installed()
+
+
+@pytest.mark.parametrize("case", ["hopper", "hopper-sac", "depth-1", "one-wide", "no-links"])
+def test_stablehlo(case, tmp_path):
+    policy, path = policy_of(CASES[case]).pruned(), tmp_path / "policy.stablehlo"
+    obs = observations(policy)
+    stablehlo.save(policy, path)
+    manifest.write(tmp_path, {path.name: {}}, {})
+    act = stablehlo.load(path)
+    assert np.abs(act(obs) - expected(CASES[case], obs)).max() <= TOLERANCE
+    plain = jax.export.deserialize(bytearray(path.read_bytes()))
+    assert plain.call(obs[:3]).shape == (3, policy.action_dim)  # any batch
+    assert plain.platforms == stablehlo.PLATFORMS

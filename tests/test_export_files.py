@@ -1,0 +1,201 @@
+"""Policy files: what is written comes back, and what is damaged is refused."""
+
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+from policies import CASES, Case, policy_of
+
+from rlx2_jax.export import (
+    PolicyFileError,
+    SparsePolicy,
+    manifest,
+    npz,
+    numpy_runtime,
+    stablehlo,
+)
+
+pytestmark = pytest.mark.fast
+SMALL = Case((3, 5, 2), 0.5)
+
+
+def same(a: SparsePolicy, b: SparsePolicy) -> bool:
+    bounds = [(a.low, b.low), (a.high, b.high)]
+    return (
+        (a.kind, a.sizes) == (b.kind, b.sizes)
+        and all(
+            x.inputs == y.inputs and all(map(np.array_equal, x[1:], y[1:]))
+            for x, y in zip(a.layers, b.layers)
+        )
+        and all(
+            np.array_equal(*(np.array(v, float) for v in pair), equal_nan=True) for pair in bounds
+        )
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_round_trip(case, tmp_path):
+    policy = policy_of(case)
+    npz.save(policy, tmp_path / "policy.npz")
+    assert same(npz.load(tmp_path / "policy.npz"), policy)
+
+
+def test_bounds_and_sizes(tmp_path):
+    policy = policy_of(CASES["hopper"], low=[-1, -2, -3], high=[1, 2, 3])
+    npz.save(policy, tmp_path / "policy.npz")
+    assert same(npz.load(tmp_path / "policy.npz"), policy)
+    assert (tmp_path / "policy.npz").stat().st_size < policy.dense_bytes / 20
+
+
+def test_the_runtime_needs_numpy_alone_and_is_short():
+    text = npz.RUNTIME.read_text()
+    imports = [x for x in text.splitlines() if x.startswith(("import", "from"))]
+    assert imports == ["import hashlib", "import numpy as np"]
+    code = text.split('"""')[2].splitlines()
+    assert sum(bool(line.strip()) for line in code) <= 30
+
+
+def test_every_truncation_and_flipped_bit_is_found(tmp_path):
+    """Bits that mean nothing (dates, for instance) may change; then the policy is the same."""
+    policy, path = policy_of(SMALL, low=[-1, -1], high=[1, 2]), tmp_path / "policy.npz"
+    npz.save(policy, path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    variants = [whole[:n] for n in range(0, len(whole), 7)]
+    for place in range(0, len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        variants.append(bytes(flipped))
+    for _ in range(100):  # several bytes at once, cut out or put in
+        a, b = sorted(rng.integers(len(whole), size=2))
+        variants.append(whole[:a] + rng.bytes(int(rng.integers(20))) + whole[b:])
+    loaded = 0
+    for variant in variants:
+        path.write_bytes(variant)
+        try:
+            found = npz.load(path)
+        except PolicyFileError:
+            continue
+        assert same(found, policy)
+        loaded += 1
+    assert loaded < len(variants) / 4
+
+
+def arrays_of(policy: SparsePolicy, path) -> dict[str, Any]:
+    npz.save(policy, path)
+    with np.load(path) as file:
+        return {k: v for k, v in file.items() if k != "digest"}
+
+
+def write(path, arrays) -> None:
+    digest = np.frombuffer(npz._digest(arrays), np.uint8)
+    np.savez(path, **arrays, digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("cols", lambda x: x + 3, "columns of layer 0"),
+        ("cols", lambda x: x[:-1], "cols and values must have one entry"),
+        ("cols", lambda x: x[::-1].copy(), "ascending|within"),
+        ("cols", lambda x: x.astype(np.int64) - 1, "cols must be unsigned"),
+        ("cols", lambda x: x.astype(np.uint64) + 2**40, "cols must be unsigned and below"),
+        ("values", lambda x: x * np.float32("inf"), "values of layer 0 are not all finite"),
+        ("values", lambda x: x.astype(np.float64), "values of layer 0: float64"),
+        ("bias", lambda x: x * np.float32("nan"), "biases of layer 0 are not all finite"),
+        ("bias", lambda x: x[None], "lengths and bias must have one entry"),
+        ("lengths", lambda x: x + 1, "cols and values must have one entry"),
+        ("lengths", lambda x: x.astype(np.uint64) + 2**61, "must have one entry"),
+        ("sizes", lambda x: x - x, "sizes must be positive"),
+        ("sizes", lambda x: x * 2**20, "must have one entry"),
+        ("sizes", lambda x: x[:1], "sizes must be positive"),
+        ("kind", lambda x: x + 9, "kind must be one of"),
+        ("bounds", lambda x: x[:, :1], r"bounds must be \[2, 2\]"),
+        ("bounds", lambda x: x[::-1].copy(), "low bound is above"),
+        ("extra", lambda x: np.zeros(3), "unknown"),
+        ("values", lambda x: None, "missing"),
+    ],
+)
+def test_hostile_arrays_are_refused_by_name(name, change, message, tmp_path):
+    """Their checksum is right: whoever made the file knew how."""
+    path = tmp_path / "policy.npz"
+    arrays = arrays_of(policy_of(SMALL, low=[-1, -1], high=[1, 2]), path)
+    changed = change(arrays.get(name))
+    arrays = {k: v for k, v in {**arrays, name: changed}.items() if v is not None}
+    write(path, arrays)
+    with pytest.raises(PolicyFileError, match=message):
+        npz.load(path)
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("code in a policy file was executed",))
+
+
+def test_nothing_in_a_file_is_executed(tmp_path):
+    path = tmp_path / "policy.npz"
+    arrays = arrays_of(policy_of(SMALL), path)
+    hostile = {**arrays, "values": np.array([Trap()], object)}
+    np.savez(path, allow_pickle=True, **hostile, digest=np.zeros(32, np.uint8))
+    with pytest.raises(PolicyFileError, match="not a whole policy file"):
+        npz.load(path)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        numpy_runtime.load(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "policy.npz"
+    with pytest.raises(PolicyFileError, match="cannot be read"):
+        npz.load(path)
+    with pytest.raises(PolicyFileError, match="cannot be read"):
+        npz.load(tmp_path)
+    path.write_bytes(b"not a zip file")
+    with pytest.raises(PolicyFileError, match="not a whole policy file"):
+        npz.load(path)
+    arrays = arrays_of(policy_of(SMALL), path)
+    np.savez_compressed(path, **arrays, digest=np.zeros(32, np.uint8))
+    with pytest.raises(PolicyFileError, match="compressed"):
+        npz.load(path)
+
+
+def test_an_array_larger_than_its_bytes_takes_no_memory(tmp_path):
+    path, stream = tmp_path / "policy.npz", io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**60,)}
+    np.lib.format.write_array_header_1_0(stream, header)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("values.npy", stream.getvalue())
+    with pytest.raises(PolicyFileError, match="not a whole policy file: an array of shape"):
+        npz.load(path)
+
+
+def test_the_runtime_refuses_damage(tmp_path):
+    path = tmp_path / "policy.npz"
+    arrays = arrays_of(policy_of(SMALL), path)
+    np.savez(path, **arrays, digest=np.zeros(32, np.uint8))
+    with pytest.raises(ValueError, match="is damaged"):
+        numpy_runtime.load(path)
+
+
+def test_files_that_do_not_have_their_checksum_are_refused(tmp_path):
+    policy, path = policy_of(CASES["depth-1"]), tmp_path / "policy.stablehlo"
+    stablehlo.save(policy, path)
+    with pytest.raises(PolicyFileError, match=r"manifest\.json cannot be read"):
+        stablehlo.load(path)
+    manifest.write(tmp_path, {path.name: {}}, {})
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole[:99] + b"!" + whole[100:]):
+        path.write_bytes(damaged)
+        with pytest.raises(PolicyFileError, match="checksum"):
+            stablehlo.load(path)
+    path.unlink()
+    with pytest.raises(PolicyFileError, match="cannot be read"):
+        stablehlo.load(path)
+    with pytest.raises(PolicyFileError, match="does not know"):
+        stablehlo.load(tmp_path / "other")
+    (tmp_path / manifest.NAME).write_text('{"files": {"policy.stablehlo": 3}}')
+    with pytest.raises(PolicyFileError, match="damaged"):
+        stablehlo.load(path)
