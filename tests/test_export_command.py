@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 from policies import Case, policy_of
 from policies import actor as random_actor
+from programs import jit
 
 from experiments import export as command
 from rlx2_jax import compact, config, networks
@@ -17,7 +18,7 @@ from rlx2_jax.runtime.checkpoint import Checkpoints
 from rlx2_jax.runtime.run import Run, RunError, make_loop
 from rlx2_jax.types import Network
 
-METHODS = ("rlx2", "dense", "rlx2", "dense")
+LANES = 4  # in two groups
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def saved(tmp_path_factory):
     cfg = config.make(
         "td3", 4, 1, hidden=(16, 16), batch_size=16, oldest_k=32, steps=100, warmup=40, capacity=100
     )
-    lanes = [config.resolve(cfg, config.Lane(seed=i, method=m)) for i, m in enumerate(METHODS)]
+    lanes = [config.resolve(cfg, config.Lane(seed=i)) for i in range(LANES)]
     run = Run("InvertedPendulum-v5", cfg, tuple(lanes))
     directory = tmp_path_factory.mktemp("run")
     (directory / "config.json").write_text(json.dumps(run.to_json()))
@@ -39,7 +40,7 @@ def saved(tmp_path_factory):
             lambda x, i=i: np.asarray(x[i]), (state.agent.actor.params, state.agent.actor.masks)
         )
         for state in loop.states()
-        for i in range(len(METHODS) // 2)
+        for i in range(LANES // 2)
     ]
     loop.close()
     return run, directory, actors
@@ -58,7 +59,8 @@ def test_the_actor_of_each_lane(saved):
 
 def test_the_compact_form_gives_the_same_actor():
     params, masks = random_actor(Case((3, 5, 2), 0.5))
-    net = compact.from_masked(params, masks, compact.spec_of(masks))
+    spec = compact.spec_of(masks)
+    net = jit(lambda params, masks: compact.from_masked(params, masks, spec))(params, masks)
     found = actor.masked(Network(net.flat, net.index, None, None))
     jax.tree.map(np.testing.assert_array_equal, found[0], params)
     jax.tree.map(np.testing.assert_array_equal, found[1], masks)
@@ -124,8 +126,8 @@ def parsed(*args: str) -> flags.FlagValues:
 def test_the_command(saved, tmp_path, capsys):
     args = [f"--logdir={saved[1]}", "--lane=3", "--format=npz", f"--out={tmp_path}"]
     assert command.command(parsed(*args)) == 0
-    assert "lane 3 (dense, seed 3)" in capsys.readouterr().out
-    assert npz.load(tmp_path / "policy.npz").links == 4 * 16 + 16 * 16 + 16
+    assert "lane 3 (rlx2, seed 3)" in capsys.readouterr().out
+    assert 0 < npz.load(tmp_path / "policy.npz").links < 4 * 16 + 16 * 16 + 16
 
 
 @pytest.mark.parametrize(
