@@ -169,18 +169,20 @@ def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
                 axes.append([(name, parse(x)) for x in values[name]])
             except ValueError as error:
                 raise FlagError(f"--{name}={','.join(values[name])}: {error}") from error
-    base = configs.lane_preset(values["preset"], values["algo"])
+    base = {}
     if values["paper_sparsity"]:
-        base |= paper_sparsities(values["algo"], values["env"])
+        base = paper_sparsities(values["algo"], values["env"])
         for name in ("actor_sparsity", "critic_sparsity"):
             if values[name] is not None:
                 raise FlagError(f"--paper_sparsity and --{name} contradict each other: give one")
     seeds = range(values["first_seed"], values["first_seed"] + values["seeds"])
-    return [
-        configs.Lane(**{**base, **dict(point), "seed": seed})
-        for point in itertools.product(*axes)
-        for seed in seeds
-    ]
+
+    def lane(point: dict[str, Any], seed: int) -> configs.Lane:
+        preset = configs.lane_preset(values["preset"], values["algo"], point["method"])
+        return configs.Lane(**{**preset, **base, **point, "seed": seed})
+
+    points = [dict(point) for point in itertools.product(*axes)]
+    return [lane(point, seed) for point in points for seed in seeds]
 
 
 def paper_sparsities(algo: str, env: str) -> dict[str, float]:

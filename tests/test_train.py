@@ -61,6 +61,10 @@ def test_presets(parse):
     run = train.make_run(parse("--env=Hopper-v5", "--algo=sac", "--preset=reference"))
     assert run.lanes[0].n == 3 and run.lanes[0].b_max == 3_000_000
     assert run.config.mask_init == "magnitude"
+    dense = train.make_run(
+        parse("--env=Hopper-v5", "--algo=sac", "--preset=reference", "--method=dense")
+    )
+    assert dense.lanes[0].n == 1
     paper = train.make_run(parse("--env=Hopper-v5", "--preset=paper"))
     assert paper.config.distance == "l2" and "policy distance" in train.describe(paper)
 
