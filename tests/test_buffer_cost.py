@@ -70,6 +70,7 @@ def test_adding_copies_nothing(lanes):
     assert stats.alias_size_in_bytes >= buf.data.nbytes
 
 
+@pytest.mark.slow  # wall time: on a busy machine it says nothing
 def test_a_step_costs_the_same_at_any_capacity():
     params, _ = networks.init(jax.random.key(0), (14, 64, 64, 1))
 
