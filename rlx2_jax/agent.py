@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import masks, networks, optimize
+from rlx2_jax import compact, forms, masks, networks, optimize
 from rlx2_jax.config import Config, Hyper, Lane, resolve
 from rlx2_jax.types import Array, Network
 
@@ -21,17 +21,23 @@ def make_network(
     *,
     names: Sequence[str] = (),
     target: bool = True,
+    links: tuple[int, ...] = (),
 ) -> Network:
     """A sparse network and its target: θ ← θ ⊙ M_θ, θ' ← θ (Algorithm 5, lines 1-3).
 
-    Equal keys give equal dense weights, whatever the sparsity. `names` makes a dict of several
-    networks of the same sizes (the twin critics); Tiny's `width` a small dense block.
+    Equal keys give equal dense weights, whatever the sparsity and the form. `names` makes a dict
+    of several networks of the same sizes (the twin critics; in the compact form one network with a
+    leading axis); Tiny's `width` a small dense block; `links` is the room of each layer in the
+    compact form.
     """
     if names:
         parts = [
-            make_network(k, config, lane, sizes, sparsity, width, target=target)
+            make_network(k, config, lane, sizes, sparsity, width, target=target, links=links)
             for k in jax.random.split(key, len(names))
         ]
+        if config.execution == "compact":
+            both = jax.tree.map(lambda *x: jnp.stack(x), *parts)
+            return optimize.init(both.params, both.masks, target=both.target)
         params, mask, dense = (dict(zip(names, (part[i] for part in parts))) for i in (0, 1, 3))
         return optimize.init(params, mask, target=dense if target else None)
     lane = resolve(config, lane)
@@ -51,7 +57,11 @@ def make_network(
     own_target = None
     if target:  # arrays of its own, so that a whole state can be donated
         own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
-    return optimize.init(params, mask, target=own_target)
+    network = optimize.init(params, mask, target=own_target)
+    if config.execution == "compact":
+        names = tuple(f"Dense_{i}" for i in range(len(sizes) - 1))
+        return forms.to_compact(network, compact.Spec(tuple(sizes), links, names))
+    return network
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:
@@ -61,8 +71,10 @@ def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array
 
 
 def topology_options(config: Config) -> dict[str, Any]:
-    """The static choices that `optimize.step` takes from a `Config`."""
+    """The static choices that `optimize.learn` takes from a `Config`."""
     return {
+        "rows": config.batch_size,
+        "random_growth": config.random_growth,
         "interval": config.mask_interval,
         "mask_step": config.mask_step,
         "moments": config.moments,

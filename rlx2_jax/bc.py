@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize
 from rlx2_jax.agent import make_network, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, resolve, widths
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
 from rlx2_jax.types import Array, Network, Params
 
 
@@ -40,7 +40,9 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     lane = resolve(config, lane)
     sizes, sparsity = config.actor_sizes, lane.actor_sparsity
     width, _ = widths(config, lane)
-    return State(make_network(actor_key, config, lane, sizes, sparsity, width, target=False))
+    links = live_links(config, lane).actor
+    actor = make_network(actor_key, config, lane, sizes, sparsity, width, target=False, links=links)
+    return State(actor)
 
 
 def mean_action(actor: Params, obs: Array) -> Array:
@@ -51,7 +53,7 @@ def mean_action(actor: Params, obs: Array) -> Array:
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
     """π(s; φ) twice, as the action and as its mean: a clone does not explore. `[..., act]`."""
     del key, config, hyper
-    mean = mean_action(state.actor.params, obs)
+    mean = mean_action(networks.online(state.actor), obs)
     return mean, mean
 
 
@@ -78,13 +80,12 @@ def update(
     """
     del step
 
-    def loss(params: Params) -> Array:
+    def loss(params: Params) -> tuple[Array, None]:
         gap = mean_action(params, batch.obs) - batch.action
-        return jnp.mean(jnp.sum(gap**2, axis=-1))
+        return jnp.mean(jnp.sum(gap**2, axis=-1)), None
 
-    value, grads = jax.value_and_grad(loss)(state.actor.params)
-    options = topology_options(config)
-    actor = optimize.step(
-        state.actor, grads, hyper.learning_rate, count, hyper.critic, key, **options
+    options = topology_options(config) | {"rows": batch.obs.shape[0]}
+    actor, value, _, _ = optimize.learn(
+        state.actor, loss, hyper.learning_rate, count, hyper.critic, key, **options
     )
     return State(actor), {"actor_loss": value}

@@ -38,7 +38,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "both_ends": ("terminated", "truncated"),
     "exploration": ("sample", "mean"),
     "sac_growth": ("critic", "leaked"),
+    "execution": ("masked", "compact"),
 }
+# What needs links that are not live, and the choice that does without.
+_DEAD_LINKS = {"moments": "zero", "targets": "masked", "sac_growth": "critic"}
+
+
+class Links(NamedTuple):
+    """Room for live links in each layer: of the actor, and of each critic."""
+
+    actor: tuple[int, ...]
+    critic: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +88,10 @@ class Config:
     both_ends: str = "terminated"
     exploration: str = "sample"
     sac_growth: str = "critic"
+    # How networks are held, and for the compact form what its lanes share.
+    execution: str = "masked"
+    links: Links | None = None  # None: each lane's own
+    random_growth: bool = True  # whether a lane may grow at random; False spares dense scores
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -99,6 +113,13 @@ class Config:
                 f"capacity={self.capacity} holds fewer than n_max={self.n_max} steps of "
                 f"{self.num_envs} environment(s): use at least {self.n_max * self.num_envs}"
             )
+        for name, other in _DEAD_LINKS.items():
+            if self.execution == "compact" and getattr(self, name) != other:
+                raise ValueError(
+                    f"execution='compact' holds live links only and {name}="
+                    f"{getattr(self, name)!r} needs the others: use {name}={other!r}, "
+                    f"or execution='masked'"
+                )
         whole = isinstance(self.warmup, int | np.integer)
         if not (whole and 0 <= self.warmup < self.steps):
             raise ValueError(
@@ -308,6 +329,37 @@ def widths(config: Config, lane: Lane) -> tuple[int | None, int | None]:
     )
 
 
+def live_links(config: Config, lane: Lane) -> Links:
+    """How many links each layer has room for: the program's, or just the lane's own.
+
+    Host side, from the same rule as `masks.init`, so that the compact form can be traced.
+    """
+    return config.links or own_links(config, lane)
+
+
+def own_links(config: Config, lane: Lane) -> Links:
+    """The live links of each layer of a lane's networks."""
+    lane = resolve(config, lane)
+
+    def count(
+        sizes: tuple[int, ...], sparsity: float | tuple[float, ...], width: int | None
+    ) -> tuple[int, ...]:
+        if width:
+            small = (sizes[0], *(min(h, width) for h in sizes[1:-1]), sizes[-1])
+            return tuple(i * o for i, o in pairwise(small))
+        shapes = list(pairwise(sizes))
+        # Layers by name, as a tree has them: "Dense_10" before "Dense_2".
+        order = sorted(range(len(shapes)), key=lambda i: f"Dense_{i}")
+        found = masks.layer_sparsities([shapes[i] for i in order], sparsity, lane.distribution)
+        return tuple(masks.links(shapes[i], s) for i, s in sorted(zip(order, found)))
+
+    actor, critic = widths(config, lane)
+    return Links(
+        count(config.actor_sizes, lane.actor_sparsity, actor),
+        count(config.critic_sizes, lane.critic_sparsity, critic),
+    )
+
+
 def intervals(values: Sequence[int]) -> int:
     """The one branch interval that serves lanes of several: their gcd."""
     return math.gcd(*values)
@@ -334,6 +386,8 @@ def _check(config: Config, lane: Lane) -> None:
         value = getattr(lane, name)
         if value != int(value) or value < least:
             raise ValueError(f"{name}={value}: use a whole number of at least {least}")
+    if lane.random_growth and not config.random_growth:
+        raise ValueError("random_growth=True of a lane: the program needs random_growth=True too")
     if not 1 <= int(lane.n or 0) <= config.n_max:
         raise ValueError(f"n={lane.n}: use 1 to n_max={config.n_max}, or raise n_max")
     for name in ("mask_interval", "buffer_interval"):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import buffer, sac, td3
+from rlx2_jax import buffer, forms, networks, sac, td3
 from rlx2_jax.agent import switched_n
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.types import Array, Masks, Transition
@@ -109,7 +109,9 @@ def start(
         trims=zero,
         evolutions=dict.fromkeys(nets, zero),
         moved=dict.fromkeys(nets, zero),
-        ever={name: jax.tree.map(jnp.copy, net.masks) for name, net in nets.items()},
+        ever={
+            name: jax.tree.map(jnp.copy, forms.dense_masks(net.masks)) for name, net in nets.items()
+        },
     )
     obs = jnp.asarray(obs, jnp.float32)
     acting = Acting(obs, action, action)
@@ -191,7 +193,7 @@ def _trim(
     own_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)
 
     def check() -> tuple[Array, Stats]:
-        current = lambda obs: policy(agent.actor.params, obs)  # noqa: E731
+        current = lambda obs: policy(networks.online(agent.actor), obs)  # noqa: E731
         form = {"distance": config.distance, "behaviour": config.behaviour}
         distance = buffer.policy_distance(replay, current, config.oldest_k, **form)
         bounds = {"b_min": hyper.b_min, "b_max": hyper.b_max, "full": config.trim_full}
@@ -266,9 +268,9 @@ def _count(stats: Stats, old: Any, new: Any, count: Array, config: Config, hyper
     """Counters of the mask updates that this gradient update may have held."""
 
     def one(name: str, own_count: Array, delay: int, stats: Stats) -> Stats:
-        before, after = getattr(old, name).masks, getattr(new, name).masks
 
         def changed() -> tuple[Array, Array, Masks]:
+            before, after = (forms.dense_masks(getattr(x, name).masks) for x in (old, new))
             moved = sum(
                 jnp.sum(a & ~b, dtype=jnp.int32)
                 for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before))

@@ -1,9 +1,16 @@
 """The paper's networks: an MLP actor and twin MLP critics, of any width and depth.
 
-Flax modules create the initial weights. From there on parameters are plain pytrees, and
-`mlp(params, x)` is all that the algorithms know of them.
+Flax modules create the initial weights. From there on a network is in one of two forms, and
+`mlp(params, x)` is all that the algorithms know of them:
+
+    masked:   plain pytrees of dense arrays, zero off the mask
+    compact:  `Linked`, the live links alone
+
+`bind`, `online` and `lagged` give what `mlp` and its relatives take.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -11,9 +18,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax.types import Array, Masks, Params
+from rlx2_jax import compact
+from rlx2_jax.types import Array, Masks, Network, Params
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+TWINS = ("q1", "q2")
 _LOG_2 = math.log(2.0)
 
 
@@ -84,8 +93,43 @@ def init(
     return params, block
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["flat", "index", "probe"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Linked:
+    """A network of live links: its trainable vector and where the links are.
+
+    Twin critics have a leading axis of two in every array: two lanes of one call. `probe` is there
+    when the loss is differentiated for growth scores (see `compact.make_probe`).
+    """
+
+    flat: Array  # [parameters], or [2, parameters]
+    index: compact.Index
+    probe: compact.Probe | None = None
+
+
+def bind(params: Params, masks: Masks) -> Params:
+    """What `mlp` and its relatives take, whichever form the network has."""
+    return Linked(params, masks) if isinstance(masks, compact.Index) else params
+
+
+def online(network: Network) -> Params:
+    """The trained parameters θ, bound."""
+    return bind(network.params, network.masks)
+
+
+def lagged(network: Network) -> Params:
+    """The target parameters θ', bound."""
+    return bind(network.target, network.masks)
+
+
 def mlp(params: Params, x: Array) -> Array:
     """The network's output for `x: [..., in]`: ReLU between layers, linear at the end."""
+    if isinstance(params, Linked):
+        rows = x.reshape(-1, x.shape[-1]).astype(params.flat.dtype)
+        y = compact.mlp(params.flat, params.index, rows, probe=params.probe)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
     last = len(params) - 1
     for i in range(last + 1):
         layer = params[f"Dense_{i}"]
@@ -103,12 +147,17 @@ def policy(params: Params, obs: Array) -> Array:
 def q_values(params: Params, obs: Array, action: Array) -> tuple[Array, Array]:
     """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`."""
     x = jnp.concatenate([obs, action], axis=-1)
+    if isinstance(params, Linked):
+        q = jax.vmap(mlp, (0, None))(params, x)
+        return q[0, ..., 0], q[1, ..., 0]
     return mlp(params["q1"], x)[..., 0], mlp(params["q2"], x)[..., 0]
 
 
 def q_value(params: Params, obs: Array, action: Array) -> Array:
     """The first critic alone, Q_θ1(s, a): `[...]`."""
-    return mlp(params["q1"], jnp.concatenate([obs, action], axis=-1))[..., 0]
+    linked = isinstance(params, Linked)
+    first = jax.tree.map(lambda leaf: leaf[0], params) if linked else params["q1"]
+    return mlp(first, jnp.concatenate([obs, action], axis=-1))[..., 0]
 
 
 def gaussian(params: Params, obs: Array) -> tuple[Array, Array]:

@@ -1,12 +1,18 @@
 """One step of a network: of its optimizer or, when a mask update is due, of its topology.
 
-What TD3, SAC and behaviour cloning do to each of their networks, once its gradient is known.
+What TD3, SAC and behaviour cloning do to each of their networks, given its loss. The masked form
+has the dense gradient at every step; the compact form has that of the live
+links, and what growth goes by on a mask update only (`linked`).
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from rlx2_jax import compact, linked, networks
 from rlx2_jax.topology import Schedule, evolution, random_scores, update_fraction
 from rlx2_jax.types import Array, Masks, Network, Params
 
@@ -19,6 +25,69 @@ adam = optax.scale_by_adam()
 def init(params: Params, masks: Masks, *, target: Params | None = None) -> Network:
     """A network with fresh moments. `params` and `target` are taken as they are."""
     return Network(params, masks, adam.init(params), target)
+
+
+def learn(
+    network: Network,
+    loss: Callable[[Params], tuple[Array, Any]],
+    learning_rate: Array,
+    count: Array,
+    schedule: Schedule,
+    key: Array,
+    *,
+    rows: int,
+    leak: Params | None = None,
+    random_growth: bool = True,
+    interval: int,
+    mask_step: str = "skip",
+    moments: str = "zero",
+    regrow: str = "keep",
+    remask_target: bool = True,
+) -> tuple[Network, Array, Any, Array]:
+    """One step down `loss`, of a network in either form.
+
+    Args:
+      loss: bound parameters (`networks.bind`) to a value and anything else; it applies the network
+        once, to a batch of `rows`.
+      leak: what growth scores have besides the gradient.
+      random_growth: static; False where no lane grows at random.
+      others: as in `step`.
+
+    Returns:
+      The network, the loss and what came with it, and whether the gradient was finite. Where it
+      was not, zeros take its place.
+    """
+    bound = lambda params: loss(networks.bind(params, network.masks))  # noqa: E731
+    (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
+    grads, finite = guard(grads)
+    if isinstance(network.masks, compact.Index):
+        if leak is not None or moments != "zero" or not remask_target:
+            raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
+
+        def evolve(before: Network) -> Network:
+            scores = linked.growth_scores(network, loss, rows, finite)
+            options = {"regrow": regrow, "random_growth": random_growth}
+            return linked.evolve_network(before, scores, count, schedule, key, **options)
+
+        new = _step_linked(
+            network, grads, learning_rate, count, schedule, evolve, interval, mask_step
+        )
+        return new, value, aux, finite
+    new = step(
+        network,
+        grads,
+        learning_rate,
+        count,
+        schedule,
+        key,
+        interval=interval,
+        scores=None if leak is None else jax.tree.map(jnp.add, grads, leak),
+        mask_step=mask_step,
+        moments=moments,
+        regrow=regrow,
+        remask_target=remask_target,
+    )
+    return new, value, aux, finite
 
 
 def step(
@@ -52,12 +121,7 @@ def step(
       regrow: as in `evolve`.
       remask_target: put the target under the new mask at once.
     """
-    if mask_step not in MASK_STEPS or moments not in MOMENTS:
-        raise ValueError(
-            f"mask_step={mask_step!r}, moments={moments!r}: use one of {MASK_STEPS} and {MOMENTS}"
-        )
-    if interval < 1:
-        raise ValueError(f"interval={interval}: use a whole number of at least 1")
+    _check(interval, mask_step, moments)
     scores = grads if scores is None else scores
 
     def optimizer_step() -> Network:
@@ -73,6 +137,39 @@ def step(
         return jax.tree.map(lambda a, b: jnp.where(due, a, b), after, stepped)
 
     return jax.lax.cond(count % interval == 0, mask_update, optimizer_step)
+
+
+def _step_linked(
+    network: Network,
+    grads: Array,
+    learning_rate: Array,
+    count: Array,
+    schedule: Schedule,
+    evolve: Callable[[Network], Network],
+    interval: int,
+    mask_step: str,
+) -> Network:
+    """`step` of the compact form: `grads` are those of the live links, `evolve` scores by itself."""
+    _check(interval, mask_step, "zero")
+    updates, moments = adam.update(grads, network.moments)
+    params = network.params - learning_rate.astype(grads.dtype) * jnp.asarray(updates)
+    stepped = network._replace(params=params, moments=moments)
+
+    def mask_update() -> Network:
+        after = evolve(stepped if mask_step == "after" else network)
+        due = schedule.due(count)
+        return jax.tree.map(lambda a, b: jnp.where(due, a, b), after, stepped)
+
+    return jax.lax.cond(count % interval == 0, mask_update, lambda: stepped)
+
+
+def _check(interval: int, mask_step: str, moments: str) -> None:
+    if mask_step not in MASK_STEPS or moments not in MOMENTS:
+        raise ValueError(
+            f"mask_step={mask_step!r}, moments={moments!r}: use one of {MASK_STEPS} and {MOMENTS}"
+        )
+    if interval < 1:
+        raise ValueError(f"interval={interval}: use a whole number of at least 1")
 
 
 def _adam_step(network: Network, grads: Params, learning_rate: Array) -> Network:
@@ -117,6 +214,10 @@ def _evolve_network(
 
 def polyak(network: Network, tau: Array) -> Params:
     """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24): the new target."""
+
+    if isinstance(network.masks, compact.Index):
+        t = tau.astype(network.target.dtype)
+        return t * network.params + (1.0 - t) * network.target
 
     def mix(new: Array, old: Array, mask: Array) -> Array:
         t = tau.astype(old.dtype)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, resolve, widths
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -33,8 +33,16 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     actor_key, critic_key = jax.random.split(key)
     lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
     actor_width, critic_width = widths(config, lane)
+    room = live_links(config, lane)
     actor = make_network(
-        actor_key, config, lane, config.actor_sizes, lane.actor_sparsity, actor_width, target=False
+        actor_key,
+        config,
+        lane,
+        config.actor_sizes,
+        lane.actor_sparsity,
+        actor_width,
+        target=False,
+        links=room.actor,
     )
     critic = make_network(
         critic_key,
@@ -43,7 +51,8 @@ def init(key: Array, config: Config, lane: Lane) -> State:
         config.critic_sizes,
         lane.critic_sparsity,
         critic_width,
-        names=("q1", "q2"),
+        names=networks.TWINS,
+        links=room.critic,
     )
     log_alpha = jnp.zeros((), jnp.dtype(config.dtype))
     leak = jax.tree.map(jnp.zeros_like, critic.params) if config.sac_growth == "leaked" else None
@@ -58,11 +67,12 @@ def mean_action(actor: Params, obs: Array) -> Array:
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
     """a ~ π_φ(s) (line 5), and the noise-free action: `[..., act]` each."""
     del hyper
-    mean = mean_action(state.actor.params, obs)
+    actor = networks.online(state.actor)
+    mean = mean_action(actor, obs)
     if config.exploration == "mean":
         return mean, mean
     noise = jax.random.normal(key, mean.shape, mean.dtype)
-    return networks.squashed_sample(state.actor.params, obs, noise)[0], mean
+    return networks.squashed_sample(actor, obs, noise)[0], mean
 
 
 def draw_noise(key: Array, config: Config) -> Noise:
@@ -100,20 +110,11 @@ def update(
         q1, q2 = networks.q_values(params, batch.obs, batch.action)
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
-    (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
-    grads, finite = optimize.guard(grads)
     options = topology_options(config)
-    scores = None if state.leak is None else jax.tree.map(jnp.add, grads, state.leak)
-    critic = optimize.step(
-        state.critic,
-        grads,
-        hyper.learning_rate,
-        count,
-        hyper.critic,
-        critic_key,
-        scores=scores,
-        **options,
-    )
+    critic, loss, q, finite = optimize.learn(
+        state.critic, critic_loss, hyper.learning_rate, count, hyper.critic, critic_key,
+        leak=state.leak, **options,
+    )  # fmt: skip
 
     def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
@@ -121,21 +122,19 @@ def update(
         return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
 
     def actor_step() -> tuple[State, Array, Array]:
-        argnums = 0 if state.leak is None else (0, 1)
-        (loss, log_prob), found = jax.value_and_grad(actor_loss, argnums, has_aux=True)(
-            state.actor.params, critic.params
-        )
-        actor_grads, leak = (found, None) if state.leak is None else found
-        actor_grads, finite = optimize.guard(actor_grads)
-        actor = optimize.step(
+        judges = networks.online(critic)
+        actor, loss, log_prob, finite = optimize.learn(
             state.actor,
-            actor_grads,
+            lambda params: actor_loss(params, judges),
             hyper.learning_rate,
             count // config.policy_delay,
             hyper.actor,
             actor_key,
             **options,
         )
+        leak = None
+        if state.leak is not None:
+            leak = jax.grad(actor_loss, 1, has_aux=True)(networks.online(state.actor), judges)[0]
         log_alpha, alpha_moments = _temperature(state, log_prob, hyper)
         return State(actor, critic, log_alpha, alpha_moments, leak), loss, finite
 
@@ -176,12 +175,12 @@ def _target(
         lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
     )(batch.reward, batch.terminated, batch.truncated)
     actions, log_probs = networks.squashed_sample(
-        state.actor.params, batch.next_obs, jnp.swapaxes(noise, 0, 1)
+        networks.online(state.actor), batch.next_obs, jnp.swapaxes(noise, 0, 1)
     )
     last = step.last[:, None, None]
     last_obs = jnp.take_along_axis(batch.next_obs, last, axis=1)[:, 0]
     last_action = jnp.take_along_axis(actions, last, axis=1)[:, 0]
-    q1, q2 = networks.q_values(state.critic.target, last_obs, last_action)
+    q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, last_action)
     return jax.vmap(returns.sac_target, (0, 0, 0, None))(
         step, jnp.minimum(q1, q2), log_probs, alpha
     )

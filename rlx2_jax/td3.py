@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_network, switched_n, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, resolve, widths
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -23,9 +23,16 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     actor_key, critic_key = jax.random.split(key)
     lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
     actor_width, critic_width = widths(config, lane)
+    room = live_links(config, lane)
     return State(
         actor=make_network(
-            actor_key, config, lane, config.actor_sizes, lane.actor_sparsity, actor_width
+            actor_key,
+            config,
+            lane,
+            config.actor_sizes,
+            lane.actor_sparsity,
+            actor_width,
+            links=room.actor,
         ),
         critic=make_network(
             critic_key,
@@ -34,7 +41,8 @@ def init(key: Array, config: Config, lane: Lane) -> State:
             config.critic_sizes,
             lane.critic_sparsity,
             critic_width,
-            names=("q1", "q2"),
+            names=networks.TWINS,
+            links=room.critic,
         ),
     )
 
@@ -47,7 +55,7 @@ def mean_action(actor: Params, obs: Array) -> Array:
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
     """a = π(s; φ) + ε, ε ~ N(0, σ), clipped to [-1, 1] (line 5), and π(s; φ): `[..., act]`."""
     del config
-    mean = mean_action(state.actor.params, obs)
+    mean = mean_action(networks.online(state.actor), obs)
     noise = hyper.exploration_noise * jax.random.normal(key, mean.shape, mean.dtype)
     return jnp.clip(mean + noise, -1.0, 1.0), mean
 
@@ -82,30 +90,22 @@ def update(
         q1, q2 = networks.q_values(params, batch.obs, batch.action)
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
-    (loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(state.critic.params)
-    grads, finite = optimize.guard(grads)
     options = topology_options(config)
-    critic = optimize.step(
-        state.critic,
-        grads,
-        hyper.learning_rate,
-        count,
-        hyper.critic,
-        critic_key,
-        **options,
+    critic, loss, q, finite = optimize.learn(
+        state.critic, critic_loss, hyper.learning_rate, count, hyper.critic, critic_key, **options
     )
-    judge = critic.params if expert is None else expert
+    judge = networks.online(critic) if expert is None else expert
 
-    def actor_loss(params: Params) -> Array:
-        return -jnp.mean(networks.q_value(judge, batch.obs, networks.policy(params, batch.obs)))
+    def actor_loss(params: Params) -> tuple[Array, None]:
+        action = networks.policy(params, batch.obs)
+        return -jnp.mean(networks.q_value(judge, batch.obs, action)), None
 
     def actor_step() -> tuple[Network, Array, Array]:
-        loss, grads = jax.value_and_grad(actor_loss)(state.actor.params)
-        grads, finite = optimize.guard(grads)
         own_count = count // config.policy_delay
-        actor = optimize.step(
-            state.actor, grads, hyper.learning_rate, own_count, hyper.actor, actor_key, **options
-        )
+        actor, loss, _, finite = optimize.learn(
+            state.actor, actor_loss, hyper.learning_rate, own_count, hyper.actor, actor_key,
+            **options,
+        )  # fmt: skip
         return actor, loss, finite
 
     actor, loss_actor, finite_actor = jax.lax.cond(
@@ -139,8 +139,9 @@ def _target(
         lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
     )(batch.reward, batch.terminated, batch.truncated)
     last_obs = jnp.take_along_axis(batch.next_obs, step.last[:, None, None], axis=1)[:, 0]
-    action = networks.policy(state.actor.target, last_obs)
+    action = networks.policy(networks.lagged(state.actor), last_obs)
     noise = hyper.target_noise * jax.random.normal(key, action.shape, action.dtype)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
-    q1, q2 = networks.q_values(state.critic.target, last_obs, jnp.clip(action + noise, -1.0, 1.0))
+    action = jnp.clip(action + noise, -1.0, 1.0)
+    q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, action)
     return returns.td3_target(step, jnp.minimum(q1, q2))

@@ -40,9 +40,13 @@ class Batch(NamedTuple):
 
 
 class Network(NamedTuple):
-    """One trained network: θ, its mask M_θ, Adam's moments, and the target θ' (or None)."""
+    """One trained network: θ, its mask M_θ, Adam's moments, and the target θ' (or None).
+
+    Masked form: dense pytrees and boolean masks. Compact form: vectors over the live links, and
+    for masks a `compact.Index`; twin critics have a leading axis of two.
+    """
 
     params: Params
-    masks: Masks
+    masks: Masks  # or compact.Index
     moments: Any  # optax.ScaleByAdamState
     target: Params | None

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlx2_jax import networks
 from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Stream, stream_key
@@ -94,7 +95,7 @@ class DeviceEvaluator:
 
     def __call__(self, state: LaneState) -> Evaluation:
         agent = state.agent
-        outs = self._run(state.seed, agent.actor.params, agent.critic.params)
+        outs = self._run(state.seed, networks.online(agent.actor), networks.online(agent.critic))
         reward, q, active, cut = (
             np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0) for x in outs
         )

@@ -230,7 +230,7 @@ class _Execution:
         folder.mkdir(exist_ok=True)
         for i, lane in enumerate(chunk.lanes):
             agent = lanes_.init_agent(
-                dataclasses.replace(self.run.config, targets="polyak"),
+                dataclasses.replace(self.run.config, targets="polyak", execution="masked"),
                 lane,
                 jnp.int32(lane.seed),
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
-from rlx2_jax import networks
+from rlx2_jax import compact, forms, networks
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.lane import ALGORITHMS, LaneState, Outcome
 from rlx2_jax.types import Array, Masks, Params
@@ -105,7 +105,8 @@ class Program:
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
         agent = state.agent
-        return _judge(agent.actor.params, agent.critic.params, obs, self.config.algo)
+        actor, critic = networks.online(agent.actor), networks.online(agent.critic)
+        return _judge(actor, critic, obs, self.config.algo)
 
     def inspect(self, state: LaneState, initial: dict[str, Masks]) -> Inspection:
         """Figures of the masks and the buffer."""
@@ -114,13 +115,16 @@ class Program:
 
 
 def masks_of(state: LaneState) -> dict[str, Masks]:
-    """The masks of both networks."""
+    """The masks of both networks, in the form that they have."""
     return {"actor": state.agent.actor.masks, "critic": state.agent.critic.masks}
 
 
 def _inspect_lane(
     masks: dict[str, Masks], ever: dict[str, Masks], initial: dict[str, Masks], length: Array
 ) -> Inspection:
+    masks, initial = jax.tree.map(
+        forms.dense_masks, (masks, initial), is_leaf=lambda x: isinstance(x, compact.Index)
+    )
     layers = {name: _kernels(mask) for name, mask in masks.items()}
     first = {name: _kernels(mask) for name, mask in initial.items()}
 

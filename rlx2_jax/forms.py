@@ -1,0 +1,71 @@
+"""The two forms of a network, and the way from one to the other.
+
+    masked:   dense pytrees and boolean masks                        (GPU, TPU, dense networks)
+    compact:  one vector over the live links and their `Index`       (CPU, sparse networks)
+
+Both hold the same numbers: a network converted and converted back is equal bit for bit.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax import compact
+from rlx2_jax.networks import TWINS
+from rlx2_jax.types import Masks, Network, Params
+
+
+def is_compact(network: Network) -> bool:
+    """Whether a network is held as its live links only."""
+    return isinstance(network.masks, compact.Index)
+
+
+def to_compact(network: Network, spec: compact.Spec) -> Network:
+    """One masked network (not twins) as its live links; what lies off the mask is dropped.
+
+    `spec` is static, so that this can be traced; it must have room for all live links.
+    """
+
+    def flat(layers: Params) -> Any:
+        return compact.from_masked(layers, network.masks, spec).flat
+
+    index = compact.from_masked(network.params, network.masks, spec).index
+    moments = network.moments._replace(mu=flat(network.moments.mu), nu=flat(network.moments.nu))
+    target = None if network.target is None else flat(network.target)
+    return Network(flat(network.params), index, moments, target)
+
+
+def to_masked(network: Network) -> Network:
+    """The masked form of a network, or of twins, of either form; without a lane axis."""
+    index = network.masks
+    if not isinstance(index, compact.Index):
+        return network
+
+    def dense(flat: Any) -> Params:
+        if flat.ndim == 2:
+            return {name: dense_layers(flat[i], _twin(index, i)) for i, name in enumerate(TWINS)}
+        return dense_layers(flat, index)
+
+    moments = network.moments._replace(mu=dense(network.moments.mu), nu=dense(network.moments.nu))
+    target = None if network.target is None else dense(network.target)
+    return Network(dense(network.params), dense_masks(index), moments, target)
+
+
+def dense_layers(flat: Any, index: compact.Index) -> Params:
+    """A vector over the live links as dense layers, zero off the mask."""
+    return compact.to_masked(compact.Compact(flat, index))[0]
+
+
+def dense_masks(masks: Masks | compact.Index) -> Masks:
+    """The masks of a network, or of twins, as boolean arrays; without a lane axis."""
+    if not isinstance(masks, compact.Index):
+        return masks
+    if masks.rowptr.ndim == 2:
+        return {name: dense_masks(_twin(masks, i)) for i, name in enumerate(TWINS)}
+    zeros = jnp.zeros(masks.spec.parameters)
+    return compact.to_masked(compact.Compact(zeros, masks))[1]
+
+
+def _twin(index: compact.Index, i: int) -> compact.Index:
+    return jax.tree.map(lambda leaf: leaf[i], index)
