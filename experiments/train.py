@@ -23,7 +23,7 @@ from experiments import paper
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import summary
+from rlx2_jax.runtime import plan, summary
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import (
@@ -70,6 +70,12 @@ flags.DEFINE_bool("resume", False, "Continue the run in --logdir.")
 flags.DEFINE_bool("dry_run", False, "Show what would be run, and what it needs, and stop.")
 flags.DEFINE_integer(
     "chunk", 0, "Runs per compiled program; 0: as many as fit memory.", lower_bound=0
+)
+flags.DEFINE_enum(
+    "execution",
+    "auto",
+    plan.EXECUTIONS,
+    "Networks as dense arrays and masks, or as their live links only; auto: whichever is faster.",
 )
 flags.DEFINE_bool("pipeline", True, "Step one half of the runs while the other half learns.")
 flags.DEFINE_bool(
@@ -261,7 +267,9 @@ def make_run(values: dict[str, Any]) -> Run:
         env=values["env"],
         backend=values["env_backend"],
         config=config,
-        lanes=tuple(configs.resolve(config, lane) for lane in clipped),
+        lanes=plan.choose(
+            config, [configs.resolve(config, lane) for lane in clipped], values["execution"]
+        ),
         eval_interval=values["eval_interval"],
         metrics_interval=values["metrics_interval"],
         checkpoint_interval=values["checkpoint_interval"],
@@ -281,7 +289,10 @@ def describe(run: Run) -> str:
     lines = [f"{run.env} ({run.backend}), {config.algo}, {config.steps:,} steps per lane", ""]
     lines += ["configuration:"]
     lines += [f"  {k} = {v}" for k, v in dataclasses.asdict(config).items()]
-    lines += ["", f"{len(run.lanes)} lanes in {chunks} program(s) of up to {size}:"]
+    lines += ["", f"{len(run.lanes)} lanes in {chunks} chunk(s) of up to {size}; programs:"]
+    for first in range(0, len(run.lanes), size):
+        lines += [f"  {x}" for x in plan.describe(config, run.lanes[first : first + size], first)]
+    lines += ["lanes:"]
     for i, lane in enumerate(run.lanes):
         ledger = lane_ledger(config, lane)
         lines.append(

@@ -167,7 +167,9 @@ def sample(
     key_row, key_env = jax.random.split(key)
     starts = jnp.maximum(buffer.length - (n if reach is None else reach) + 1, 1)
     start = jax.random.randint(key_row, (batch_size,), 0, starts)
-    env = jax.random.randint(key_env, (batch_size, 1), 0, envs)
+    env = jnp.zeros((batch_size, 1), jnp.int32)
+    if envs > 1:
+        env = jax.random.randint(key_env, (batch_size, 1), 0, envs)
     rows = (_first(buffer) + start[:, None] + jnp.arange(n + 1)[None]) % ring
     data = buffer.data[rows, env]
     flags = buffer.flags[rows[:, :n], env].astype(jnp.int32)

@@ -177,6 +177,7 @@ class Lane:
     b_min: int | None = None
     b_max: int | None = None
     tiny: bool | None = None
+    execution: str = "masked"  # the form of its networks; a run gives lanes of one form a program
 
 
 # Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed
@@ -373,6 +374,8 @@ def _check(config: Config, lane: Lane) -> None:
         value = getattr(lane, name)
         for s in value if isinstance(value, Sequence) else (value,):
             masks.check_sparsity(s)
+    if lane.execution not in _CHOICES["execution"]:
+        raise ValueError(f"execution={lane.execution!r}: use one of {_CHOICES['execution']}")
     if lane.distribution not in masks.DISTRIBUTIONS:
         raise ValueError(f"distribution={lane.distribution!r}: use one of {masks.DISTRIBUTIONS}")
     unit = ("discount", "tau", "zeta0", "trim_ratio")

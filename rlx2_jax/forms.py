@@ -22,18 +22,21 @@ def is_compact(network: Network) -> bool:
 
 
 def to_compact(network: Network, spec: compact.Spec) -> Network:
-    """One masked network (not twins) as its live links; what lies off the mask is dropped.
+    """A masked network, or twins, as live links; what lies off the mask is dropped.
 
     `spec` is static, so that this can be traced; it must have room for all live links.
     """
 
-    def flat(layers: Params) -> Any:
-        return compact.from_masked(layers, network.masks, spec).flat
+    def convert(layers: Params) -> compact.Compact:
+        if TWINS[0] not in layers:
+            return compact.from_masked(layers, network.masks, spec)
+        both = [compact.from_masked(layers[twin], network.masks[twin], spec) for twin in TWINS]
+        return jax.tree.map(lambda *x: jnp.stack(x), *both)
 
-    index = compact.from_masked(network.params, network.masks, spec).index
-    moments = network.moments._replace(mu=flat(network.moments.mu), nu=flat(network.moments.nu))
-    target = None if network.target is None else flat(network.target)
-    return Network(flat(network.params), index, moments, target)
+    mu, nu = convert(network.moments.mu).flat, convert(network.moments.nu).flat
+    target = None if network.target is None else convert(network.target).flat
+    net = convert(network.params)
+    return Network(net.flat, net.index, network.moments._replace(mu=mu, nu=nu), target)
 
 
 def to_masked(network: Network) -> Network:

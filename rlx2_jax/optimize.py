@@ -149,7 +149,7 @@ def _step_linked(
     interval: int,
     mask_step: str,
 ) -> Network:
-    """`step` of the compact form: `grads` are those of the live links, `evolve` scores by itself."""
+    """`step` of the compact form; `grads` are of live links, and `evolve` makes its own scores."""
     _check(interval, mask_step, "zero")
     updates, moments = adam.update(grads, network.moments)
     params = network.params - learning_rate.astype(grads.dtype) * jnp.asarray(updates)

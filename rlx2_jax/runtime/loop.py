@@ -18,6 +18,7 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure, EnvSpec, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
+from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
 from rlx2_jax.runtime.program import Program, host, masks_of, step_lanes
@@ -89,8 +90,9 @@ class _Group:
 
 
 class HostLoop:
-    """Environments on the host, two halves of the lanes in turn: while the device updates one
-    half, the host steps the other's environments. An odd number of lanes, or one, is one half.
+    """Environments on the host, groups of lanes in turn: while the device updates one group, the
+    host steps the environments of another. Lanes of one program are two halves, if even in number;
+    otherwise each program (see `plan.parts`) is a group.
 
     Attributes:
       seconds: time spent in environments and waiting for the device, for benchmarks.
@@ -105,14 +107,17 @@ class HostLoop:
         episodes: int = 10,
         pipeline: bool = True,
     ):
-        half = len(lanes) // 2 if len(lanes) % 2 == 0 else len(lanes)
-        parts = [lanes[i : i + half] for i in range(0, len(lanes), half)]
+        parts = plan.parts(config, lanes)
+        if len(parts) == 1 and len(lanes) % 2 == 0:
+            (whole,), half = parts, len(lanes) // 2
+            parts = [plan.Part(whole.config, whole.lanes[i : i + half]) for i in (0, half)]
+        self._order = [i for part in parts for i in part.lanes]
         self._pipeline = pipeline
         self._envs_per_lane = config.num_envs
         self.time = 0
         self.seconds = {"environment": 0.0, "device": 0.0}
-        self._groups = [_Group(config, part) for part in parts]
-        self._envs = [make_envs(len(part) * config.num_envs) for part in parts]
+        self._groups = [_Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
+        self._envs = [make_envs(len(part.lanes) * config.num_envs) for part in parts]
         self._evaluators: list[HostEvaluator] | None = None
         self._make_evaluators = lambda: [
             HostEvaluator(make_envs(len(g.program.lanes) * episodes), g.program, episodes)
@@ -169,10 +174,11 @@ class HostLoop:
     def evaluate(self) -> Evaluation:
         self._evaluators = self._evaluators or self._make_evaluators()
         found = [e(g.state) for e, g in zip(self._evaluators, self._groups)]
-        return Evaluation(*(np.concatenate(field) for field in zip(*found)))
+        return _in_order(found, self._order)
 
     def report(self) -> list[dict[str, Any]]:
-        return [row for group in self._groups for row in group.report()]
+        rows = [row for group in self._groups for row in group.report()]
+        return [row for _, row in sorted(zip(self._order, rows), key=lambda pair: pair[0])]
 
     def snapshots(self) -> list[Snapshot]:
         return [Snapshot(g.time, g.state, e.state()) for g, e in zip(self._groups, self._envs)]
@@ -210,26 +216,28 @@ def _restart(group: _Group, obs: np.ndarray) -> LaneState:
     return restart(group.state, jnp.asarray(obs), group.program.hyper)
 
 
-class DeviceLoop:
-    """Environments on the device: one compiled loop from report to report."""
+def _in_order(found: list[Evaluation], order: list[int]) -> Evaluation:
+    """Evaluations of groups as one, in the order of the lanes."""
+    back = np.argsort(order)
+    return Evaluation(*(np.concatenate(field)[back] for field in zip(*found)))
 
-    exact_restore = True
 
-    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, *, episodes: int = 10):
-        self._group = _Group(config, lanes)
-        self._env, self.time = env, 0
-        self.seconds = {"environment": 0.0, "device": 0.0}
-        program = self._group.program
-        self._evaluator = DeviceEvaluator(env, program, episodes)
+class _DeviceGroup(_Group):
+    """Lanes of one program with their environments, all on the device."""
+
+    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, episodes: int):
+        super().__init__(config, lanes)
+        self._env = env
+        self.evaluator = DeviceEvaluator(env, self.program, episodes)
 
         def begin(seed: jax.Array) -> Any:
             index = jnp.arange(config.num_envs)
             keys = jax.vmap(lambda i: stream_key(seed, Stream.ENVIRONMENT, i))(index)
             return jax.vmap(env.reset)(keys)
 
-        lane_seeds = jnp.asarray([lane.seed for lane in program.lanes], jnp.int32)
-        self._env_state = jax.jit(jax.vmap(begin))(lane_seeds)
-        self._group.start(np.asarray(self._env_state.obs), env.spec)
+        lane_seeds = jnp.asarray([lane.seed for lane in self.program.lanes], jnp.int32)
+        self.env_state = jax.jit(jax.vmap(begin))(lane_seeds)
+        self.start(np.asarray(self.env_state.obs), env.spec)
         self._run = {
             learn: jax.jit(
                 lambda c, a, b, learn=learn: self._loop(c, a, b, learn), donate_argnums=0
@@ -237,59 +245,79 @@ class DeviceLoop:
             for learn in (False, True)
         }
 
+    def advance(self, last: int, learn: bool) -> None:
+        """All time steps up to `last`."""
+        carry, first = (self.state, self.env_state), np.int32(self.time + 1)
+        self.state, self.env_state, metrics = self._run[learn](carry, first, np.int32(last))
+        self.metrics = metrics or self.metrics
+        self.time = last
+
     def _loop(self, carry: tuple[LaneState, Any], first: jax.Array, last: jax.Array, learn: bool):
         """Time steps `first` to `last`, both included."""
+        program = self.program
 
         def one(t: jax.Array, carry: tuple[LaneState, Any]) -> tuple[LaneState, Any, Any]:
             state, env_state = carry
             env_state, step = jax.vmap(jax.vmap(self._env.step))(env_state, state.acting.action)
             outcome = Outcome(step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
-            program = self._group.program
             state, metrics = step_lanes(state, outcome, t, program.hyper, program.config, learn)
             return state, env_state, metrics
 
         def body(t: jax.Array, carry: Any) -> Any:
-            state, env_state, metrics = one(t, carry[:2])
-            return state, env_state, metrics
+            return one(t, carry[:2])
 
         metrics = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, first, carry)[2]
         )
         return jax.lax.fori_loop(first, last + 1, body, (*carry, metrics))
 
+
+class DeviceLoop:
+    """Environments on the device: one compiled loop from report to report for each program."""
+
+    exact_restore = True
+
+    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, *, episodes: int = 10):
+        parts = plan.parts(config, lanes)
+        self._order = [i for part in parts for i in part.lanes]
+        self._groups = [
+            _DeviceGroup(part.config, [lanes[i] for i in part.lanes], env, episodes)
+            for part in parts
+        ]
+        self._warm = lanes_.warmup_time(config)
+        self.time = 0
+        self.seconds = {"environment": 0.0, "device": 0.0}
+
     def advance(self, until: int, stop: Stop) -> None:
-        group = self._group
-        warm = lanes_.warmup_time(group.program.config)
         while self.time < until and not stop():
-            learn = self.time >= warm
-            last = min(until if learn else min(until, warm), self.time + 1000)
+            learn = self.time >= self._warm
+            last = min(until if learn else min(until, self._warm), self.time + 1000)
             start = clock.perf_counter()
-            group.state, self._env_state, metrics = self._run[learn](
-                (group.state, self._env_state), np.int32(self.time + 1), np.int32(last)
-            )
-            jax.block_until_ready(group.state.acting)
+            for group in self._groups:
+                group.advance(last, learn)
+            jax.block_until_ready([group.state.acting for group in self._groups])
             self.seconds["device"] += clock.perf_counter() - start
-            group.metrics = metrics or group.metrics
-            self.time = group.time = last
+            self.time = last
 
     def evaluate(self) -> Evaluation:
-        return self._evaluator(self._group.state)
+        return _in_order([group.evaluator(group.state) for group in self._groups], self._order)
 
     def report(self) -> list[dict[str, Any]]:
-        return self._group.report()
+        rows = [row for group in self._groups for row in group.report()]
+        return [row for _, row in sorted(zip(self._order, rows), key=lambda pair: pair[0])]
 
     def snapshots(self) -> list[Snapshot]:
-        return [Snapshot(self.time, self._group.state, self._env_state)]
+        return [Snapshot(self.time, group.state, group.env_state) for group in self._groups]
 
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
         del exact
-        (saved,) = snapshots
-        self._group.state, self.time = saved.state, saved.time
-        self._group.time = saved.time
-        self._env_state = jax.tree.map(jnp.asarray, saved.env)
+        for group, saved in zip(self._groups, snapshots):
+            group.state, group.time = saved.state, saved.time
+            group.env_state = jax.tree.map(jnp.asarray, saved.env)
+            self.time = saved.time
 
     def states(self) -> list[LaneState]:
-        return [self._group.state]
+        return [group.state for group in self._groups]
 
     def close(self) -> None:
         pass

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlx2_jax import compact, forms, networks
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
-from rlx2_jax import compact, forms, networks
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.lane import ALGORITHMS, LaneState, Outcome
 from rlx2_jax.types import Array, Masks, Params
