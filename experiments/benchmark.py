@@ -4,6 +4,7 @@
     python -m experiments.benchmark capacity                  cost of a step against buffer size
     python -m experiments.benchmark steps    [--sbx=PYTHON]   environment steps per second
     python -m experiments.benchmark pipeline                  what stepping in halves gains
+    python -m experiments.benchmark compact  [--sweep]        live links only, against masks
 
 `--sbx` names a Python that has SBX (see experiments/peers/README.md).
 """
@@ -34,6 +35,7 @@ flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
 flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipeline`.")
 flags.DEFINE_integer("repeats", 3, "Measurements of each kind; the median counts.", lower_bound=1)
 flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
+flags.DEFINE_bool("sweep", False, "`compact`: also over sparsities and widths.")
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
 
 PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
@@ -194,7 +196,81 @@ def pipeline() -> dict[str, Any]:
     return {**found, "gain": found["pipelined"] / found["in_turn"]}
 
 
-BENCHMARKS = {"updates": updates, "capacity": capacity, "steps": steps, "pipeline": pipeline}
+def form_program(
+    form: str, algo: str, lanes: int, hidden: tuple[int, ...], sparsity: tuple[float, float]
+) -> Program:
+    """RLx2 lanes of one form, Hopper sizes, with actor and critic `sparsity`."""
+    config = configs.make(
+        algo,
+        *HOPPER,
+        hidden=hidden,
+        capacity=20_000,
+        warmup=1000,
+        execution=form,
+        random_growth=False,
+    )
+    made = [
+        configs.Lane(seed=i, actor_sparsity=sparsity[0], critic_sparsity=sparsity[1])
+        for i in range(lanes)
+    ]
+    return Program(config, made)
+
+
+def side_by_side(
+    algo: str, lanes: int, hidden: tuple[int, ...], sparsity: tuple[float, float], length: int
+) -> dict[str, Any]:
+    """Microseconds per update of one lane in both forms, by the clock and by processor time: on a
+    busy machine the second is what the work costs."""
+    subjects = {
+        form: Scanned(form_program(form, algo, lanes, hidden, sparsity), length * factor)
+        for form, factor in (("masked", 1), ("compact", 4))
+    }
+    found: dict[str, list[tuple[float, float]]] = {form: [] for form in subjects}
+    for _ in range(FLAGS.repeats):
+        for form, measure in subjects.items():
+            cpu = time.process_time()
+            wall = measure()
+            cpu = (time.process_time() - cpu) / measure.length
+            found[form].append((1e6 * wall / lanes, 1e6 * cpu / lanes))
+    out: dict[str, Any] = {}
+    for form, values in found.items():
+        wall, cpu = np.median(np.array(values), axis=0)
+        out |= {f"{form}_us": float(wall), f"{form}_cpu_us": float(cpu)}
+    out["ratio"] = out["masked_us"] / out["compact_us"]
+    out["cpu_ratio"] = out["masked_cpu_us"] / out["compact_cpu_us"]
+    out["links"] = sum(map(sum, configs.own_links(*_first(subjects["compact"].program))))
+    return out
+
+
+def _first(made: Program) -> tuple[configs.Config, configs.Lane]:
+    return made.config, made.lanes[0]
+
+
+def compact() -> dict[str, Any]:
+    """Whole updates (sampling, targets, gradients, Adam, Polyak) on live links, against masks."""
+    hopper, sac = (0.98, 0.95), (0.96, 0.9)
+    out = {
+        "td3_1_lane": side_by_side("td3", 1, (256, 256), hopper, 50),
+        "td3_8_lanes": side_by_side("td3", 8, (256, 256), hopper, 10),
+        "td3_1024_wide": side_by_side("td3", 1, (1024, 1024), (0.99, 0.98), 10),
+        "sac_1_lane": side_by_side("sac", 1, (256, 256), sac, 50),
+    }
+    if FLAGS.sweep:
+        for sparsity in (0.5, 0.8, 0.9, 0.95, 0.99):
+            name = f"sparsity_{sparsity}"
+            out[name] = side_by_side("td3", 1, (256, 256), (sparsity, sparsity), 30)
+        for width in (128, 512, 2048):
+            out[f"width_{width}"] = side_by_side("td3", 1, (width, width), (0.98, 0.98), 10)
+    return out
+
+
+BENCHMARKS = {
+    "updates": updates,
+    "capacity": capacity,
+    "steps": steps,
+    "pipeline": pipeline,
+    "compact": compact,
+}
 
 
 def machine() -> dict[str, Any]:

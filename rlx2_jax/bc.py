@@ -5,7 +5,7 @@ The actor learns from a fixed set of the expert's noise-free actions instead of 
 nothing is bootstrapped and there is no target network; masks evolve as everywhere else.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ def update(
         gap = mean_action(params, batch.obs) - batch.action
         return jnp.mean(jnp.sum(gap**2, axis=-1)), None
 
-    options = topology_options(config) | {"rows": batch.obs.shape[0]}
+    options: dict[str, Any] = {**topology_options(config), "rows": batch.obs.shape[0]}
     actor, value, _, _ = optimize.learn(
         state.actor, loss, hyper.learning_rate, count, hyper.critic, key, **options
     )

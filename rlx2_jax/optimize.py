@@ -216,8 +216,8 @@ def polyak(network: Network, tau: Array) -> Params:
     """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24): the new target."""
 
     if isinstance(network.masks, compact.Index):
-        t = tau.astype(network.target.dtype)
-        return t * network.params + (1.0 - t) * network.target
+        t, old = tau.astype(network.params.dtype), jnp.asarray(network.target)
+        return t * network.params + (1.0 - t) * old
 
     def mix(new: Array, old: Array, mask: Array) -> Array:
         t = tau.astype(old.dtype)
