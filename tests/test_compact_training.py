@@ -13,6 +13,7 @@ from lanes import assert_close, assert_equal, over_lanes, quick, setting, stack,
 from test_execute import final_state, small_run, stop_after
 
 from rlx2_jax import compact, config, forms, lane, sac, td3
+from rlx2_jax.export.actor import actor_of
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import guards, plan
 
@@ -126,7 +127,7 @@ def test_float32_in_lockstep(algo):
 
 def compressor(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...]):
     """Stacked states of the masked form to the form of `cfg`."""
-    like = jax.eval_shape(lambda: start(algo, cfg, lanes))
+    like = ALGORITHMS[algo].init(jax.random.key(0), cfg, lanes[0])
     specs = {name: getattr(like, name).masks.spec for name in ("actor", "critic")}
 
     def compress(state: Any) -> Any:
@@ -257,6 +258,15 @@ def test_a_run_of_both_forms_is_reported_in_order_and_resumed_exactly(
     execution.execute(mixed_run, broken, resume=True, say=lambda _: None, progress=False)
     for name in ("evaluations.csv", "metrics.csv"):
         assert (broken / name).read_text() == (whole / name).read_text()
+    for i, live in (
+        (0, 16 * 16),
+        (1, config.own_links(mixed_run.config, mixed_run.lanes[1]).actor[1]),
+    ):
+        found = actor_of(mixed_run, whole, i)
+        assert found.masks["Dense_1"]["kernel"].sum() == live and found.step == 240
+        assert np.array_equal(
+            found.params["Dense_1"]["kernel"] != 0, found.masks["Dense_1"]["kernel"]
+        )
     for a, b in zip(final_state(mixed_run, broken), final_state(mixed_run, whole)):
         assert_equal(a._replace(replay=None), b._replace(replay=None))
 

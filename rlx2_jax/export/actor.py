@@ -1,6 +1,7 @@
 """The actor of one lane, read from a run directory that may still be in use."""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import orbax.checkpoint as ocp
 
 from rlx2_jax import lane as lanes_
 from rlx2_jax.compact import layout
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.checkpoint import _without_rows
 from rlx2_jax.runtime.run import Run, RunError
 from rlx2_jax.types import Masks, Network, Params
@@ -41,17 +44,17 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
     first = 0
     folder = Path(directory) / "checkpoints"
     for chunk in sorted(folder.glob("chunk-*"), key=lambda p: int(p.name.split("-")[1])):
-        for time, state in _states(run, chunk / "states", first):
-            count = len(state.seed)
-            if lane < first + count:
-                i = lane - first
+        groups = _states(run, chunk / "states", first)
+        for time, lanes, state in groups:
+            if lane - first in lanes:
+                i = lanes.index(lane - first)
                 if int(state.seed[i]) != run.lanes[lane].seed:
                     raise RunError(
                         f"{chunk} holds seed {state.seed[i]} where lane {lane} should be"
                     )
                 network = jax.tree.map(lambda x, i=i: np.asarray(x[i]), state.agent.actor)
                 return Actor(*masked(network), time * run.config.num_envs)
-            first += count
+        first += sum(len(lanes) for _, lanes, _ in groups)
     saved = f"lanes 0 to {first - 1} are saved" if first else "no checkpoint is there"
     raise RunError(
         f"lane {lane} has no checkpoint in {directory} ({saved}): let the run reach one, see "
@@ -77,8 +80,11 @@ def masked(network: Network) -> tuple[Params, Masks]:
     return params, masks
 
 
-def _states(run: Run, states: Path, first: int) -> list[tuple[int, Any]]:
-    """(time, state without replay rows) of the groups of lanes in a chunk's newest checkpoint."""
+_Group = tuple[int, list[int], Any]  # time, positions of its lanes, state without replay rows
+
+
+def _states(run: Run, states: Path, first: int) -> list[_Group]:
+    """The groups of lanes in the newest checkpoint of the chunk that begins with lane `first`."""
     committed = [p for p in states.glob("*") if p.name.isdigit()]  # atomically, by renaming
     steps = sorted((int(p.name) for p in committed), reverse=True)
     problem = ""
@@ -87,7 +93,7 @@ def _states(run: Run, states: Path, first: int) -> list[tuple[int, Any]]:
             parts = ocp.args.Composite(meta=ocp.args.JsonRestore(), groups=ocp.args.PyTreeRestore())
             try:
                 saved: Any = reader.restore(states.resolve() / str(step), args=parts)
-                return _split(run, saved.groups, saved.meta["times"], first)
+                return _split(run, saved.groups, saved.meta, first)
             except RunError:
                 raise
             except Exception as error:  # Orbax raises many kinds on damaged files
@@ -97,20 +103,30 @@ def _states(run: Run, states: Path, first: int) -> list[tuple[int, Any]]:
     return []
 
 
-def _split(run: Run, saved: dict[str, Any], times: list[int], first: int) -> list[tuple[int, Any]]:
+def _split(run: Run, saved: dict[str, Any], meta: dict[str, Any], first: int) -> list[_Group]:
     """Takes a checkpoint's numbered arrays apart. Of each group the environments' arrays come
     first; they are as many as the arrays that the lanes' own state does not explain."""
-    config = run.config
-    obs = jax.ShapeDtypeStruct((config.num_envs, config.obs_dim), np.float32)
-    like = jax.eval_shape(lambda x: lanes_.init(config, run.lanes[first], x), obs)
-    structure = jax.tree.structure(_without_rows(like))
+    times, lanes = meta["times"], meta["lanes"]
+    chunk = run.lanes[first : first + sum(map(len, lanes))]
+    configs = {i: part.config for part in plan.parts(run.config, chunk) for i in part.lanes}
+    structures = [_structure(configs[group[0]], chunk[group[0]]) for group in lanes]
+    sizes = [structure.num_leaves for structure in structures]
     arrays = [np.asarray(saved[name]) for name in sorted(saved)]
-    size, rest = divmod(len(arrays), len(times))
-    if rest or size < structure.num_leaves:
+    environment, rest = divmod(len(arrays) - sum(sizes), len(times))
+    if rest or environment < 0:
         raise RunError(
             f"a checkpoint of {len(arrays)} arrays in {len(times)} groups does not fit the run's "
-            f"{structure.num_leaves} per group: export it with the version that wrote it"
+            f"{sizes}: export it with the version that wrote it"
         )
-    ends = [size * (i + 1) for i in range(len(times))]
-    states = [jax.tree.unflatten(structure, arrays[e - structure.num_leaves : e]) for e in ends]
-    return [(int(time), state) for time, state in zip(times, states)]
+    ends = list(accumulate(environment + size for size in sizes))
+    return [
+        (int(time), group, jax.tree.unflatten(structure, arrays[end - size : end]))
+        for time, group, structure, size, end in zip(times, lanes, structures, sizes, ends)
+    ]
+
+
+def _structure(config: Config, lane: Lane) -> Any:
+    """Of the saved state of a lane."""
+    obs = jax.ShapeDtypeStruct((config.num_envs, config.obs_dim), np.float32)
+    like = jax.eval_shape(lambda x: lanes_.init(config, lane, x), obs)
+    return jax.tree.structure(_without_rows(like))

@@ -308,6 +308,7 @@ class _Execution:
             "sizes": log.sizes(),
             "frozen": sorted(chunk.frozen),
             "exact": exact,
+            "lanes": loop.lanes,
         }
         try:
             store.save(loop.snapshots(), meta)

@@ -31,9 +31,10 @@ class LaneFailure(Exception):
 
 
 class Loop(Protocol):
-    """All lanes of a chunk."""
+    """All lanes of a chunk; `lanes` are the positions of each group's lanes among them."""
 
     time: int
+    lanes: list[list[int]]
 
     def advance(self, until: int, stop: Stop) -> None: ...
     def evaluate(self) -> Evaluation: ...
@@ -111,7 +112,7 @@ class HostLoop:
         if len(parts) == 1 and len(lanes) % 2 == 0:
             (whole,), half = parts, len(lanes) // 2
             parts = [plan.Part(whole.config, whole.lanes[i : i + half]) for i in (0, half)]
-        self._order = [i for part in parts for i in part.lanes]
+        self.lanes = [list(part.lanes) for part in parts]
         self._pipeline = pipeline
         self._envs_per_lane = config.num_envs
         self.time = 0
@@ -174,11 +175,11 @@ class HostLoop:
     def evaluate(self) -> Evaluation:
         self._evaluators = self._evaluators or self._make_evaluators()
         found = [e(g.state) for e, g in zip(self._evaluators, self._groups)]
-        return _in_order(found, self._order)
+        return _in_order(found, self.lanes)
 
     def report(self) -> list[dict[str, Any]]:
         rows = [row for group in self._groups for row in group.report()]
-        return [row for _, row in sorted(zip(self._order, rows), key=lambda pair: pair[0])]
+        return [rows[i] for i in _back(self.lanes)]
 
     def snapshots(self) -> list[Snapshot]:
         return [Snapshot(g.time, g.state, e.state()) for g, e in zip(self._groups, self._envs)]
@@ -216,10 +217,14 @@ def _restart(group: _Group, obs: np.ndarray) -> LaneState:
     return restart(group.state, jnp.asarray(obs), group.program.hyper)
 
 
-def _in_order(found: list[Evaluation], order: list[int]) -> Evaluation:
+def _back(lanes: list[list[int]]) -> np.ndarray:
+    """Where each lane is found among the lanes of all groups."""
+    return np.argsort(np.concatenate(lanes))
+
+
+def _in_order(found: list[Evaluation], lanes: list[list[int]]) -> Evaluation:
     """Evaluations of groups as one, in the order of the lanes."""
-    back = np.argsort(order)
-    return Evaluation(*(np.concatenate(field)[back] for field in zip(*found)))
+    return Evaluation(*(np.concatenate(field)[_back(lanes)] for field in zip(*found)))
 
 
 class _DeviceGroup(_Group):
@@ -279,7 +284,7 @@ class DeviceLoop:
 
     def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, *, episodes: int = 10):
         parts = plan.parts(config, lanes)
-        self._order = [i for part in parts for i in part.lanes]
+        self.lanes = [list(part.lanes) for part in parts]
         self._groups = [
             _DeviceGroup(part.config, [lanes[i] for i in part.lanes], env, episodes)
             for part in parts
@@ -300,11 +305,12 @@ class DeviceLoop:
             self.time = last
 
     def evaluate(self) -> Evaluation:
-        return _in_order([group.evaluator(group.state) for group in self._groups], self._order)
+        found = [group.evaluator(group.state) for group in self._groups]
+        return _in_order(found, self.lanes)
 
     def report(self) -> list[dict[str, Any]]:
         rows = [row for group in self._groups for row in group.report()]
-        return [row for _, row in sorted(zip(self._order, rows), key=lambda pair: pair[0])]
+        return [rows[i] for i in _back(self.lanes)]
 
     def snapshots(self) -> list[Snapshot]:
         return [Snapshot(self.time, group.state, group.env_state) for group in self._groups]
