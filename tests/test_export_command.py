@@ -33,7 +33,7 @@ def saved(tmp_path_factory):
     (directory / "config.json").write_text(json.dumps(run.to_json()))
     loop = make_loop(run, run.lanes)
     store = Checkpoints(directory / "checkpoints" / "chunk-0")
-    store.save(loop.snapshots(), {})
+    store.save(loop.snapshots(), {"lanes": loop.lanes})
     store.close()
     actors = [
         jax.tree.map(
