@@ -100,6 +100,7 @@ def test_float64_training_is_equal(algo):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("lanes", [LANES[1:2], LANES + LANES], ids=["1 lane", "8 lanes"])
 def test_float64_training_is_equal_for_2000_updates(algo, lanes):
+    lanes = tuple(dataclasses.replace(x, mask_interval=None, t_end=None) for x in lanes)
     compare_float64(algo, lanes, 2000, mask_interval=100)
 
 
