@@ -33,7 +33,7 @@ from rlx2_jax.runtime.program import Program, step_lanes
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
 flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipeline`.")
-flags.DEFINE_integer("repeats", 3, "Measurements of each kind; the median counts.", lower_bound=1)
+flags.DEFINE_integer("repeats", 5, "Measurements of each kind; the median counts.", lower_bound=1)
 flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
 flags.DEFINE_bool("sweep", False, "`compact`: also over sparsities and widths.")
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
@@ -95,30 +95,52 @@ def interleaved(subjects: dict[str, Callable[[], float]]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in found.items()}
 
 
-def peer(mode: str, algo: str, **options: Any) -> float:
-    """What SBX reaches, in a process of its own."""
-    args = [f"--{name}={value}" for name, value in options.items()]
-    done = subprocess.run(
-        [FLAGS.sbx, str(PEER), mode, f"--algo={algo}", *args],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    return result[f"{mode}_per_second"]
+class Peer:
+    """SBX in a process of its own, measured whenever asked."""
+
+    def __init__(self, mode: str, algo: str, **options: Any):
+        args = [f"--{name}={value}" for name, value in options.items()]
+        self._name = f"{mode}_per_second"
+        self._process = subprocess.Popen(
+            [FLAGS.sbx, str(PEER), mode, f"--algo={algo}", *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer("ready")
+
+    def __call__(self) -> float:
+        """Updates or steps per second."""
+        assert self._process.stdin
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return json.loads(self._answer("{"))[self._name]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self, begin: str) -> str:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith(begin):
+                return line
+        raise RuntimeError(f"{FLAGS.sbx} {PEER.name} ended: does it have SBX?")
 
 
 def updates() -> dict[str, Any]:
     """Gradient updates per second in a scan, Hopper sizes, batch 256."""
     out: dict[str, Any] = {}
     for algo in configs.ALGORITHMS:
-        ours = {n: Scanned(program(algo, n, 20_000), 200 // n) for n in (1, 8)}
+        ours = {n: Scanned(program(algo, n, 20_000), 400 // n) for n in (1, 8)}
         subjects: dict[str, Callable[[], float]] = {
             f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
         }
         if FLAGS.sbx:
-            subjects[f"sbx_{algo}"] = lambda algo=algo: peer("updates", algo, seconds=6)
+            subjects[f"sbx_{algo}"] = sbx = Peer("updates", algo)
         found = interleaved(subjects)
+        if FLAGS.sbx:
+            sbx.close()
         out |= found
         out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
         if FLAGS.sbx:
@@ -167,7 +189,7 @@ def steps() -> dict[str, Any]:
         ours = {n: EndToEnd(algo, n) for n in (1, 4, 8)}
         subjects: dict[str, Callable[[], float]] = {f"{algo}_{n}_lanes": ours[n] for n in ours}
         if FLAGS.sbx:
-            subjects[f"sbx_{algo}"] = lambda algo=algo: peer(
+            subjects[f"sbx_{algo}"] = sbx = Peer(
                 "steps", algo, env=FLAGS.bench_env, steps=FLAGS.bench_steps
             )
         found = interleaved(subjects)

@@ -3,7 +3,7 @@
 Runs in a virtual environment of its own (see `experiments/peers/README.md`), so it imports
 nothing of this project. Prints one JSON object on its last line.
 
-    python sbx_peer.py updates --algo=td3 --seconds=10     # gradient updates per second
+    yes | head -5 | python sbx_peer.py updates --algo=td3      # gradient updates per second
     python sbx_peer.py steps   --algo=td3 --steps=6000     # environment steps per second
     python sbx_peer.py learn   --algo=td3 --steps=300000 --out=sbx.csv   # a learning curve
 """
@@ -11,6 +11,7 @@ nothing of this project. Prints one JSON object on its last line.
 import argparse
 import csv
 import json
+import sys
 import time
 
 import gymnasium as gym
@@ -51,17 +52,24 @@ def fill(model, transitions: int) -> None:
 
 
 def updates(args) -> dict:
-    """Gradient updates per second of `model.train`, the environment left alone."""
+    """Gradient updates per second of `model.train`, the environment left alone: measured once for
+    each line that comes in, so that another program can take turns with this one."""
     model = make_model(args.algo, gym.make(args.env), 0, 0, 20_000)
     model.learn(2)  # sets the logger and the schedules up
     fill(model, 10_000)
-    model.train(100, batch_size=256)  # compiles
-    rates, end = [], time.perf_counter() + args.seconds
-    while time.perf_counter() < end or not rates:
+    rates = []
+
+    def measure() -> float:
         start = time.perf_counter()
         model.train(200, batch_size=256)
         np.asarray(next(iter(np.ravel(x) for x in _leaves(model))))  # waits for the device
-        rates.append(200 / (time.perf_counter() - start))
+        return 200 / (time.perf_counter() - start)
+
+    measure(), measure()  # compiles
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        rates.append(measure())
+        print(json.dumps({"updates_per_second": rates[-1]}), flush=True)
     return {"updates_per_second": float(np.median(rates))}
 
 
@@ -71,26 +79,20 @@ def _leaves(model):
     return jax.tree.leaves(model.policy.actor_state.params)
 
 
-class _Clock(BaseCallback):
-    """Times the steps after the warm-up (and after compilation)."""
-
-    def __init__(self, start: int):
-        super().__init__()
-        self.start, self.began = start, 0.0
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps == self.start:
-            self.began = time.perf_counter()
-        return True
-
-
 def steps(args) -> dict:
-    """Environment steps per second end to end, one update per step, no evaluation."""
-    warmup, skipped = 1000, 1500
+    """Environment steps per second end to end, one update per step, no evaluation: `--steps` of
+    them for each line that comes in."""
+    warmup = 1000
     model = make_model(args.algo, gym.make(args.env), 0, warmup, 100_000)
-    clock = _Clock(skipped)
-    model.learn(skipped + args.steps, callback=clock)
-    return {"steps_per_second": args.steps / (time.perf_counter() - clock.began)}
+    model.learn(warmup + 500)
+    rates = []
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        model.learn(args.steps, reset_num_timesteps=False)
+        rates.append(args.steps / (time.perf_counter() - start))
+        print(json.dumps({"steps_per_second": rates[-1]}), flush=True)
+    return {"steps_per_second": float(np.median(rates))}
 
 
 class _Evaluate(BaseCallback):
@@ -137,7 +139,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--warmup", type=int, default=25_000)
-    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", default="sbx.csv")
     args = parser.parse_args()
     result = {"updates": updates, "steps": steps, "learn": learn}[args.mode](args)
