@@ -9,8 +9,6 @@ python -m experiments.train --resume --logdir=runs/hopper
 import dataclasses
 import itertools
 import json
-import math
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -19,23 +17,15 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import paper
+from experiments import runs
+from experiments.runs import SettingError
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan, summary
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.loop import LaneFailure
-from rlx2_jax.runtime.run import (
-    Run,
-    RunError,
-    available_memory,
-    chunk_size,
-    disk_bytes,
-    label,
-    lane_bytes,
-    lane_ledger,
-)
+from rlx2_jax.runtime.run import Run, RunError
 
 FLAGS = flags.FLAGS
 
@@ -108,23 +98,7 @@ _SWEPT_DEFAULTS = {"method": ["rlx2"]}
 for _name, (_, _help) in _SWEPT.items():
     flags.DEFINE_list(_name, _SWEPT_DEFAULTS.get(_name), f"{_help} A comma-list makes lanes.")
 
-# What a preset or a table decides of a Config is a flag of its own as well.
-_CHOICES = (
-    "mask_init",
-    "mask_step",
-    "moments",
-    "regrow",
-    "targets",
-    "distance",
-    "behaviour",
-    "trim",
-    "b_min_bound",
-    "switch",
-    "both_ends",
-    "exploration",
-    "sac_growth",
-)
-for _name in _CHOICES:
+for _name in runs.CHOICES:
     flags.DEFINE_string(_name, None, "Overrides the preset's choice (see docs/presets.md).")
 
 DEMO = {
@@ -153,10 +127,6 @@ DEMO = {
 }
 
 
-class FlagError(Exception):
-    """Flags that contradict each other, or do not fit."""
-
-
 def flag_values() -> dict[str, Any]:
     """All of this module's flags, the demonstration's filled in where none was given."""
     names = [f.name for f in FLAGS.get_key_flags_for_module(sys.modules[__name__])]
@@ -174,13 +144,13 @@ def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
             try:
                 axes.append([(name, parse(x)) for x in values[name]])
             except ValueError as error:
-                raise FlagError(f"--{name}={','.join(values[name])}: {error}") from error
+                raise SettingError(f"--{name}={','.join(values[name])}: {error}") from error
     base = {}
     if values["paper_sparsity"]:
-        base = paper_sparsities(values["algo"], values["env"])
+        base = runs.paper_sparsities(values["algo"], values["env"])
         for name in ("actor_sparsity", "critic_sparsity"):
             if values[name] is not None:
-                raise FlagError(f"--paper_sparsity and --{name} contradict each other: give one")
+                raise SettingError(f"--paper_sparsity and --{name} contradict each other: give one")
     seeds = range(values["first_seed"], values["first_seed"] + values["seeds"])
 
     def lane(point: dict[str, Any], seed: int) -> configs.Lane:
@@ -191,134 +161,12 @@ def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
     return [lane(point, seed) for point in points for seed in seeds]
 
 
-def paper_sparsities(algo: str, env: str) -> dict[str, float]:
-    """The paper's actor and critic sparsity for an environment of any version."""
-    task = re.sub(r"-v\d+$", "", env)
-    for row in paper.load("table2_models"):
-        if row["algo"] == algo and row["env"] == task:
-            return {k: float(row[k]) for k in ("actor_sparsity", "critic_sparsity")}
-    known = sorted({r["env"] for r in paper.load("table2_models") if r["env"] != "average"})
-    raise FlagError(
-        f"--paper_sparsity: the paper has no sparsities for {env}; it has {', '.join(known)}. "
-        f"Give --actor_sparsity and --critic_sparsity instead"
-    )
-
-
-def make_config(values: dict[str, Any], lanes: list[configs.Lane], spec: envs.EnvSpec):
-    """The one Config that serves all lanes."""
-    num_envs, updates = values["num_envs"], values["utd"] * values["num_envs"]
-    if updates < 1 or abs(updates - round(updates)) > 1e-9:
-        raise FlagError(
-            f"--utd={values['utd']} x --num_envs={num_envs} is {updates} updates per time step: "
-            f"it must be a whole number of at least 1"
-        )
-    fields = configs.preset(values["preset"], values["algo"])
-    fields |= {name: values[name] for name in _CHOICES if values[name] is not None}
-    given = [lane.b_max for lane in lanes if lane.b_max is not None]
-    default = fields.get("capacity", 1_000_000)
-    # A buffer never holds more than the run makes.
-    capacity = values["capacity"] or min(max(given or [default]), values["steps"])
-    interval = lambda name, own: math.gcd(*[getattr(x, name) or own for x in lanes])  # noqa: E731
-    algo_n = 2 if values["algo"] == "sac" else 3
-    n = [
-        configs.METHODS.get(x.method, {}).get("n") or algo_n if x.n is None else x.n for x in lanes
-    ]
-    return configs.Config(
-        **{
-            **fields,
-            "algo": values["algo"],
-            "obs_dim": spec.obs_dim,
-            "action_dim": spec.action_dim,
-            "hidden": tuple(int(h) for h in values["hidden"]),
-            "batch_size": values["batch_size"],
-            "oldest_k": 8 * values["batch_size"],
-            "num_envs": num_envs,
-            "updates_per_step": round(updates),
-            "steps": values["steps"],
-            "warmup": values["warmup"],
-            "capacity": capacity,
-            "n_max": max(n),
-            "mask_interval": interval("mask_interval", 10_000),
-            "buffer_interval": interval("buffer_interval", 10_000),
-        }
-    )
-
-
 def make_run(values: dict[str, Any]) -> Run:
-    """A run from flag values; every mistake is found here, before anything is compiled."""
-    lanes = swept_lanes(values)
-    if values["env_backend"] in envs.DEVICE_BACKENDS:
-        spec = envs.make_device(values["env"], values["env_backend"]).spec
-    else:
-        host = envs.make_host(values["env"], 1, values["env_backend"])
-        spec = host.spec
-        host.close()
-    config = make_config(values, lanes, spec)
-    clipped = [
-        dataclasses.replace(
-            lane,
-            b_max=None if lane.b_max is None else min(lane.b_max, config.capacity),
-            mask_interval=lane.mask_interval or 10_000,
-            buffer_interval=lane.buffer_interval or 10_000,
-        )
-        for lane in lanes
-    ]
-    return Run(
-        env=values["env"],
-        backend=values["env_backend"],
-        config=config,
-        lanes=plan.choose(
-            config, [configs.resolve(config, lane) for lane in clipped], values["execution"]
-        ),
-        eval_interval=values["eval_interval"],
-        metrics_interval=values["metrics_interval"],
-        checkpoint_interval=values["checkpoint_interval"],
-        episodes=values["episodes"],
-        keep=values["keep"],
-        chunk=values["chunk"],
-        pipeline=values["pipeline"],
-    )
-
-
-def describe(run: Run) -> str:
-    """What `--dry_run` prints."""
-    config = run.config
-    size = chunk_size(run, available_memory())
-    each = lane_bytes(run)
-    chunks = -(-len(run.lanes) // size)
-    lines = [f"{run.env} ({run.backend}), {config.algo}, {config.steps:,} steps per lane", ""]
-    lines += ["configuration:"]
-    lines += [f"  {k} = {v}" for k, v in dataclasses.asdict(config).items()]
-    lines += ["", f"{len(run.lanes)} lanes in {chunks} chunk(s) of up to {size}; programs:"]
-    for first in range(0, len(run.lanes), size):
-        lines += [f"  {x}" for x in plan.describe(config, run.lanes[first : first + size], first)]
-    lines += ["lanes:"]
-    for i, lane in enumerate(run.lanes):
-        ledger = lane_ledger(config, lane)
-        lines.append(
-            f"  {label(lane, i):<16} n={lane.n} ζ0={lane.zeta0} D0={lane.d0} "
-            f"sparsity {lane.actor_sparsity}/{lane.critic_sparsity}  "
-            f"{ledger.total_parameters:,.0f} parameters ({ledger.relative.total_parameters:.3f}x)  "
-            f"{ledger.train_flops / 1e6:,.1f} MFLOP per update ({ledger.relative.train_flops:.3f}x)"
-        )
-    dense = lane_ledger(config, dataclasses.replace(run.lanes[0], method="dense"))
-    guess = 60e9 / dense.train_flops / len(run.lanes) / max(config.updates_per_step, 1)
-    hours = config.steps / config.num_envs / guess / 3600
-    warning = ""
-    if config.distance == "l2":
-        warning = (
-            "\nNote: with --distance=l2 exploration noise alone gives a policy distance of about "
-            f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may go to b_min"
-        )
-    lines += [
-        "",
-        f"memory: {each / 1e9:.3f} GB per lane, {min(size, len(run.lanes)) * each / 1e9:.2f} GB at "
-        f"a time, {available_memory() / 1e9:.1f} GB available",
-        f"disk:   up to {disk_bytes(run) / 1e9:.2f} GB of checkpoints",
-        f"speed:  about {guess:,.0f} steps/s per lane at 60 GFLOP/s of dense arithmetic, "
-        f"{hours:,.1f} hours" + warning,
-    ]
-    return "\n".join(lines)
+    """The run that flag values describe."""
+    common = {f.name: values[f.name] for f in dataclasses.fields(runs.Settings) if f.name in values}
+    common["hidden"] = tuple(int(h) for h in values["hidden"])
+    choices = {name: values[name] for name in runs.CHOICES if values[name] is not None}
+    return runs.make_run(runs.Settings(**common, choices=choices), swept_lanes(values))
 
 
 def load_run(directory: Path) -> Run:
@@ -332,7 +180,9 @@ def load_run(directory: Path) -> Run:
         if f.present and f.name not in ("resume", "logdir", "dry_run")
     ]
     if given:
-        raise FlagError(f"--resume takes everything from {path}: leave out --{', --'.join(given)}")
+        raise SettingError(
+            f"--resume takes everything from {path}: leave out --{', --'.join(given)}"
+        )
     return Run.from_json(json.loads(path.read_text()))
 
 
@@ -343,18 +193,18 @@ def main(argv: list[str]) -> int:
     try:
         if FLAGS.resume:
             if not FLAGS.logdir:
-                raise FlagError("--resume needs --logdir, the directory of the run")
+                raise SettingError("--resume needs --logdir, the directory of the run")
             run = load_run(Path(FLAGS.logdir))
         else:
             run = make_run(flag_values())
         if FLAGS.dry_run:
-            print(describe(run))
+            print(runs.describe(run))
             return 0
         stamp = time.strftime("%Y%m%d-%H%M%S")
         logdir = Path(FLAGS.logdir or f"runs/{run.env.replace('/', '_')}-{run.config.algo}-{stamp}")
         print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
         found = execution.execute(run, logdir, resume=FLAGS.resume)
-    except (FlagError, RunError, ValueError, ImportError) as error:
+    except (RunError, ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except LaneFailure as failure:

@@ -178,6 +178,11 @@ class Lane:
     b_max: int | None = None
     tiny: bool | None = None
     execution: str = "masked"  # the form of its networks; a run gives lanes of one form a program
+    name: str = ""  # what tables and plots call it; its method if empty
+    # Files of a finished run (see runtime/weights.py), relative to the run directory.
+    weights: str | None = None  # dense weights to begin with
+    masks: str | None = None  # links to begin with
+    expert: str | None = None  # an agent whose Q replaces the learned one: RigL+Q*
 
 
 # Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed
@@ -389,6 +394,8 @@ def _check(config: Config, lane: Lane) -> None:
         value = getattr(lane, name)
         if value != int(value) or value < least:
             raise ValueError(f"{name}={value}: use a whole number of at least {least}")
+    if lane.expert is not None and config.algo != "td3":
+        raise ValueError(f"expert={lane.expert!r}: only td3 can follow an expert's Q")
     if lane.random_growth and not config.random_growth:
         raise ValueError("random_growth=True of a lane: the program needs random_growth=True too")
     if not 1 <= int(lane.n or 0) <= config.n_max:

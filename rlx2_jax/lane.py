@@ -75,6 +75,7 @@ class LaneState(NamedTuple):
     replay: buffer.Buffer
     acting: Acting
     stats: Stats
+    expert: Any = None  # critic parameters of a trained expert: RigL+Q*
 
 
 def init(config: Config, lane: Lane, obs: Array, *, horizon: int | None = None) -> LaneState:
@@ -148,8 +149,8 @@ def step(
     replay = replay._replace(length=length)
     agent, metrics = state.agent, {}
     if learn:
-        agent, stats, metrics = _learn(state.seed, agent, replay, stats, t, config, hyper)
-    state = LaneState(state.seed, agent, replay, acting, stats)
+        agent, stats, metrics = _learn(state, replay, stats, t, config, hyper)
+    state = state._replace(agent=agent, replay=replay, stats=stats)
     return state._replace(acting=act(state, outcome.obs, t + 1, config, hyper)), metrics
 
 
@@ -219,8 +220,7 @@ def _trim(
 
 
 def _learn(
-    seed: Array,
-    agent: Any,
+    state: LaneState,
     replay: buffer.Buffer,
     stats: Stats,
     t: Array,
@@ -229,6 +229,8 @@ def _learn(
 ) -> tuple[Any, Stats, dict[str, Array]]:
     """`config.updates_per_step` gradient updates, each from a batch of its own."""
     algorithm, first = ALGORITHMS[config.algo], (t - warmup_time(config) - 1)
+    agent, seed = state.agent, state.seed
+    guide = {} if state.expert is None else {"expert": state.expert}
 
     def one(agent: Any, stats: Stats, count: Array) -> tuple[Any, Stats, dict[str, Array]]:
         env_step = t * config.num_envs
@@ -237,7 +239,7 @@ def _learn(
         batch = buffer.sample(replay, key, config.batch_size, config.n_max, reach=reach)
         key = stream_key(seed, Stream.UPDATE, count)
         own = _frozen_unless(stats.alive, hyper)
-        new, metrics = algorithm.update(agent, batch, key, env_step, count, config, own)
+        new, metrics = algorithm.update(agent, batch, key, env_step, count, config, own, **guide)
         stats = _count(stats, agent, new, count, config, own)
         return new, stats._replace(alive=stats.alive & metrics["finite"]), metrics
 

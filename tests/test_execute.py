@@ -12,7 +12,7 @@ import pytest
 
 from rlx2_jax import config
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import guards
+from rlx2_jax.runtime import guards, weights
 from rlx2_jax.runtime.checkpoint import Checkpoints
 from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import Run, RunError, chunk_size, make_loop
@@ -65,7 +65,7 @@ def stop_after(monkeypatch, calls: int):
 
 
 def final_state(run: Run, directory):
-    loop = make_loop(run, run.lanes)
+    loop = make_loop(run, run.lanes, directory)
     store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
     found = store.restore(loop.snapshots(), warn=print)
     store.close()
@@ -100,8 +100,14 @@ def test_a_run_leaves_all_its_files(whole):
         assert row["actor_sparsity"] == pytest.approx(0.9, abs=0.01)
     assert summary["lanes"][2]["critic_evolutions"] == 0
     assert json.loads((directory / "summary.json").read_text())["env"] == "InvertedPendulum-v5"
-    assert Run.from_json(json.loads((directory / "config.json").read_text())) == small_run()
-    assert len(list((directory / "initial").iterdir())) == 4
+    run = dataclasses.replace(small_run(), chunk=4)
+    assert Run.from_json(json.loads((directory / "config.json").read_text())) == run
+    for i in range(4):
+        first, last = (weights.load(directory / x / f"lane-{i}.npz") for x in ("initial", "final"))
+        assert np.all(first["actor"].weights["Dense_1"]["kernel"] != 0)  # off the mask as well
+        for name in ("actor", "critic"):
+            links = [sum(m.sum() for m in jax.tree.leaves(x[name].mask)) for x in (first, last)]
+            assert links[0] == links[1]
 
 
 def test_resume_is_exact(whole, tmp_path, monkeypatch):

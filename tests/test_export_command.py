@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     run = Run("InvertedPendulum-v5", cfg, tuple(lanes))
     directory = tmp_path_factory.mktemp("run")
     (directory / "config.json").write_text(json.dumps(run.to_json()))
-    loop = make_loop(run, run.lanes)
+    loop = make_loop(run, run.lanes, directory)
     store = Checkpoints(directory / "checkpoints" / "chunk-0")
     store.save(loop.snapshots(), {"lanes": loop.lanes})
     store.close()

@@ -66,7 +66,7 @@ def final(directory: Path):
     import json
 
     run = Run.from_json(json.loads((directory / execution.CONFIG).read_text()))
-    loop = make_loop(run, run.lanes)
+    loop = make_loop(run, run.lanes, directory)
     store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
     found = store.restore(loop.snapshots(), warn=print)
     store.close()

@@ -3,7 +3,8 @@
 import pytest
 from absl import flags
 
-from experiments import train
+from experiments import runs, train
+from experiments.runs import SettingError
 
 pytestmark = pytest.mark.fast
 
@@ -45,9 +46,9 @@ def test_paper_sparsities(parse):
     values = parse("--env=Walker2d-v5", "--algo=sac", "--paper_sparsity")
     (lane,) = train.swept_lanes(values)
     assert (lane.actor_sparsity, lane.critic_sparsity) == (0.9, 0.9)
-    with pytest.raises(train.FlagError, match="no sparsities for Swimmer-v5"):
+    with pytest.raises(SettingError, match="no sparsities for Swimmer-v5"):
         train.swept_lanes(parse("--env=Swimmer-v5", "--paper_sparsity"))
-    with pytest.raises(train.FlagError, match="contradict"):
+    with pytest.raises(SettingError, match="contradict"):
         train.swept_lanes(parse("--env=Hopper-v5", "--paper_sparsity", "--actor_sparsity=0.5"))
 
 
@@ -66,7 +67,7 @@ def test_presets(parse):
     )
     assert dense.lanes[0].n == 1
     paper = train.make_run(parse("--env=Hopper-v5", "--preset=paper"))
-    assert paper.config.distance == "l2" and "policy distance" in train.describe(paper)
+    assert paper.config.distance == "l2" and "policy distance" in runs.describe(paper)
 
 
 def test_the_demonstration_fills_what_was_not_given(parse):
@@ -76,7 +77,7 @@ def test_the_demonstration_fills_what_was_not_given(parse):
 
 
 def test_dry_run_tells_lanes_memory_and_disk(parse):
-    text = train.describe(train.make_run(parse("--env=Hopper-v5", "--method=dense,rlx2")))
+    text = runs.describe(train.make_run(parse("--env=Hopper-v5", "--method=dense,rlx2")))
     for part in ("0:dense/s0", "1:rlx2/s0", "GB per lane", "of checkpoints", "MFLOP per update"):
         assert part in text
 
@@ -95,5 +96,5 @@ def test_dry_run_tells_lanes_memory_and_disk(parse):
     ],
 )
 def test_mistakes_are_found_before_anything_runs(parse, args, message):
-    with pytest.raises((ValueError, train.FlagError), match=message):
+    with pytest.raises((ValueError, SettingError), match=message):
         train.make_run(parse(*args))

@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Lane
-from rlx2_jax.runtime import checkpoint, logging, summary
+from rlx2_jax.runtime import checkpoint, logging, summary, weights
 from rlx2_jax.runtime.evaluate import Evaluation
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop, LaneFailure
+from rlx2_jax.runtime.program import unstack
 from rlx2_jax.runtime.run import (
     Run,
     RunError,
@@ -29,6 +28,7 @@ from rlx2_jax.runtime.run import (
     label,
     lane_ledger,
     make_loop,
+    with_paths,
 )
 
 CONFIG, SUMMARY = "config.json", "summary.json"
@@ -96,8 +96,9 @@ class _Execution:
         self.say = say or self.progress.say
 
     def start(self, resume: bool) -> dict[str, Any]:
-        run, directory = self.run, self.directory
-        size = chunk_size(run, available_memory())
+        directory = self.directory
+        size = chunk_size(self.run, available_memory())
+        self.run = run = dataclasses.replace(self.run, chunk=size)  # the same when resumed
         chunks = [
             _Chunk(run, directory, i, first, run.lanes[first : first + size])
             for i, first in enumerate(range(0, len(run.lanes), size))
@@ -139,7 +140,7 @@ class _Execution:
 
     def _train(self, chunk: _Chunk, resume: bool) -> None:
         run, config, directory = self.run, self.run.config, self.directory
-        loop = make_loop(run, chunk.lanes)
+        loop = make_loop(run, chunk.lanes, directory)
         store = checkpoint.Checkpoints(chunk.directory.resolve(), keep=run.keep)
         log = None
         try:
@@ -214,6 +215,7 @@ class _Execution:
                     self.stop.signal or signal.SIGINT,
                 )
         store.finish()
+        self._keep_final(loop, chunk)
         logging.write_json(
             chunk.done,
             {
@@ -226,20 +228,25 @@ class _Execution:
 
     def _keep_initial(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
         """The dense initial weights and first masks of every lane, so that they can be rewound."""
-        folder = self.directory / "initial"
-        folder.mkdir(exist_ok=True)
+        config = dataclasses.replace(self.run.config, execution="masked")
         for i, lane in enumerate(chunk.lanes):
-            agent = lanes_.init_agent(
-                dataclasses.replace(self.run.config, targets="polyak", execution="masked"),
-                lane,
-                jnp.int32(lane.seed),
-            )
-            arrays = {}
-            for name in ("actor", "critic"):
-                net = getattr(agent, name)
-                dense = net.params if net.target is None else net.target
-                arrays |= flatten(dense, f"{name}/dense") | flatten(net.masks, f"{name}/mask")
-            np.savez_compressed(folder / f"lane-{chunk.first + i}.npz", **arrays)
+            own = with_paths(lane, self.directory)
+            first = lanes_.init_agent(config, lane, jnp.int32(lane.seed))
+            begun = weights.of_agent(weights.given(first, config, own))
+            if not lane.tiny:  # a dense lane of the same seed has the weights off the mask as well
+                dense = dataclasses.replace(own, method="dense", masks=None)
+                whole = lanes_.init_agent(config, dense, jnp.int32(lane.seed))
+                every = weights.of_agent(weights.given(whole, config, dense))
+                begun = {k: weights.Weights(every[k].weights, v.mask) for k, v in begun.items()}
+            weights.save(self.directory / "initial" / f"lane-{chunk.first + i}.npz", begun)
+
+    def _keep_final(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
+        """The networks that every lane ended with."""
+        for state, members in zip(loop.states(), loop.lanes):
+            for row, i in enumerate(members):
+                agent = unstack(state.agent, row)
+                path = self.directory / "final" / f"lane-{chunk.first + i}.npz"
+                weights.save(path, weights.of_agent(agent))
 
     def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop, log: logging.RunLog) -> None:
         found: Evaluation = loop.evaluate()
@@ -319,11 +326,3 @@ class _Execution:
             )
             return False
         return True
-
-
-def flatten(tree: Any, prefix: str) -> dict[str, np.ndarray]:
-    """A tree's leaves under path-like names."""
-    return {
-        prefix + "".join(f"/{k.key}" for k in path): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }

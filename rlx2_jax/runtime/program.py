@@ -15,6 +15,7 @@ from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.lane import ALGORITHMS, LaneState, Outcome
+from rlx2_jax.runtime import weights
 from rlx2_jax.types import Array, Masks, Params
 
 
@@ -82,9 +83,23 @@ class Program:
     def init(self, obs: np.ndarray, horizon: int | None) -> LaneState:
         """States before the first step; `obs: [lanes, envs, obs]`."""
         seeds = jnp.asarray([lane.seed for lane in self.lanes], jnp.int32)
-        alike = [dataclasses.replace(lane, seed=0) for lane in self.lanes]
-        agents = stack([_agent(self.config, lane, seed) for lane, seed in zip(alike, seeds)])
-        return _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
+        alike = [
+            dataclasses.replace(x, seed=0, name="", weights=None, masks=None, expert=None)
+            for x in self.lanes
+        ]
+        agents = stack(
+            [
+                weights.given(_agent(self.config, same, seed), self.config, lane)
+                for same, seed, lane in zip(alike, seeds, self.lanes)
+            ]
+        )
+        state = _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
+        experts = [lane.expert for lane in self.lanes]
+        if all(x is None for x in experts):
+            return state
+        if None in experts:
+            raise ValueError("lanes with and without an expert cannot share a run: separate them")
+        return state._replace(expert=stack([weights.expert(x) for x in experts if x]))
 
     def step(self, state: LaneState, outcome: Outcome, t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. `state` is used up."""

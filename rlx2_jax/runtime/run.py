@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -62,11 +63,12 @@ class Run:
 
 def label(lane: Lane, index: int) -> str:
     """A lane's short name in tables and plots."""
-    return f"{index}:{lane.method}/s{lane.seed}"
+    return f"{index}:{lane.name or lane.method}/s{lane.seed}"
 
 
-def make_loop(run: Run, lanes: Sequence[Lane]) -> HostLoop | DeviceLoop:
-    """The loop of the run's backend."""
+def make_loop(run: Run, lanes: Sequence[Lane], directory: Path) -> HostLoop | DeviceLoop:
+    """The loop of the run's backend; files that lanes name are relative to `directory`."""
+    lanes = [with_paths(lane, directory) for lane in lanes]
     if run.backend in envs.DEVICE_BACKENDS:
         env = envs.make_device(run.env, run.backend, **run.env_options)
         return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes)
@@ -75,6 +77,12 @@ def make_loop(run: Run, lanes: Sequence[Lane]) -> HostLoop | DeviceLoop:
         return envs.make_host(run.env, count, run.backend, **run.env_options)
 
     return HostLoop(run.config, list(lanes), make, episodes=run.episodes, pipeline=run.pipeline)
+
+
+def with_paths(lane: Lane, directory: Path) -> Lane:
+    names = ("weights", "masks", "expert")
+    files = {name: getattr(lane, name) for name in names if getattr(lane, name)}
+    return dataclasses.replace(lane, **{k: str(directory / v) for k, v in files.items()})
 
 
 def lane_bytes(run: Run, horizon: int | None = 1000) -> int:

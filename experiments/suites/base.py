@@ -1,0 +1,173 @@
+"""What a suite is made of: budgets, units, and how the paper's schedule scales.
+
+A unit is a directory of its own, trained by one command, resumable, with all lanes that share
+shapes. It may need others of its suite, whose masks, weights or experts it begins with.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.runs import Settings, paper_sparsities
+from rlx2_jax.config import Lane
+
+TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
+NEVER = 2**31 - 1  # an interval that no run reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How much of the paper's experiment is run."""
+
+    name: str
+    fraction: float  # of the paper's 3 million steps and of everything that counts steps
+    seeds: int = 8
+    first_seed: int = 0
+    tasks: int = len(TASKS)  # how many of a suite's tasks
+    version: str = "v5"
+    hidden: int | None = None  # units of each hidden layer instead of the suite's
+    batch_size: int = 256
+    episodes: int = 10
+    evaluations: int = 600  # over the whole run; the paper has one every 5000 steps
+    env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    clone_episodes: int = 20  # of the expert, for behaviour cloning
+
+    def steps(self, paper: float) -> int:
+        """A number of steps of the paper's schedule at this budget, at least 1."""
+        return max(1, round(paper * self.fraction))
+
+    def env(self, task: str) -> str:
+        return f"{task}-{self.version}"
+
+    def seed_range(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+BUDGETS = {
+    # Minutes for the whole catalogue: shows that everything runs, says nothing about learning.
+    "smoke": Budget(
+        "smoke",
+        1e-4,
+        seeds=2,
+        tasks=1,
+        hidden=24,
+        batch_size=16,
+        episodes=2,
+        evaluations=4,
+        env_options={"max_episode_steps": 40},
+        clone_episodes=2,
+    ),
+    "short": Budget("short", 0.1, seeds=4),
+    "paper": Budget("paper", 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Lanes that are trained together in one directory.
+
+    Attributes:
+      kind: `train`, or `clone` for behaviour cloning of an expert.
+      needs: units of the same suite that must be finished before.
+    """
+
+    name: str
+    settings: Settings
+    lanes: tuple[Lane, ...]
+    kind: str = "train"
+    needs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """One table or figure of the paper, as a list of units for a budget."""
+
+    name: str
+    title: str
+    units: Callable[[Budget], list[Unit]]
+
+
+def settings(budget: Budget, task: str, algo: str = "td3", hidden: int = 256) -> Settings:
+    """The paper's experiment on one task, scaled to a budget."""
+    width = budget.hidden or hidden
+    steps = max(budget.steps(3_000_000), 60)
+    interval = max(1, steps // budget.evaluations)
+    return Settings(
+        env=budget.env(task),
+        algo=algo,
+        steps=steps,
+        warmup=max(budget.steps(25_000), 20),
+        hidden=(width, width),
+        batch_size=budget.batch_size,
+        eval_interval=interval,
+        metrics_interval=interval,
+        checkpoint_interval=max(interval, steps // 60),
+        episodes=budget.episodes,
+        env_options=budget.env_options,
+    )
+
+
+def lane(budget: Budget, method: str, seed: int, **fields: Any) -> Lane:
+    """A lane with the paper's schedule scaled to a budget; `fields` are in the paper's units.
+
+    T_0, Δ_m, Δ_b, B_min and B_max count steps and scale; fractions, thresholds and n do not.
+    """
+    paper = {
+        "t0": 300_000,
+        "mask_interval": 10_000,
+        "buffer_interval": 10_000,
+        "b_min": 100_000,
+        "b_max": 1_000_000,
+    }
+    scaled = {name: _scaled(budget, name, fields.pop(name, value)) for name, value in paper.items()}
+    return Lane(seed=seed, method=method, **scaled, **fields)
+
+
+def _scaled(budget: Budget, name: str, value: float) -> int:
+    if value >= NEVER:
+        return NEVER
+    least = {"t0": 0, "mask_interval": 1, "buffer_interval": 1, "b_min": 20, "b_max": 40}[name]
+    return max(least, round(value * budget.fraction))
+
+
+def lanes(
+    budget: Budget, variants: Sequence[tuple[str, str, dict[str, Any]]], **common: Any
+) -> tuple[Lane, ...]:
+    """Lanes of every variant (name, method, fields in the paper's units), each with all seeds."""
+    return tuple(
+        lane(budget, method, seed, name=name, **{**common, **fields})
+        for name, method, fields in variants
+        for seed in budget.seed_range()
+    )
+
+
+def sparsities(task: str, algo: str = "td3") -> dict[str, float]:
+    """The main table's sparsities."""
+    return paper_sparsities(algo, task)
+
+
+def tasks(budget: Budget, names: Sequence[str] = TASKS) -> Sequence[str]:
+    """The tasks of a suite that a budget has; the smallest first where it has fewer."""
+    if budget.tasks >= len(names):
+        return names
+    order = ("Hopper", "Walker2d", "HalfCheetah", "Ant")
+    return sorted(names, key=lambda x: order.index(x) if x in order else 9)[: budget.tasks]
+
+
+def unit_name(task: str, algo: str = "td3") -> str:
+    return f"{algo}-{task.lower()}"
+
+
+def components(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units that need each other, together and in an order in which they can run."""
+    groups: list[list[Unit]] = []
+    for unit in units:
+        joined = [g for g in groups if any(u.name in unit.needs for u in g)]
+        groups = [g for g in groups if g not in joined] + [[u for g in joined for u in g] + [unit]]
+    return groups
+
+
+def shard(units: Sequence[Unit], index: int, count: int) -> list[Unit]:
+    """Part `index` (from 0) of `count`; units that need each other stay together."""
+    groups = components(units)
+    return [unit for i, group in enumerate(groups) if i % count == index for unit in group]

@@ -1,0 +1,19 @@
+"""Figure 4: buffer length and policy distance over training."""
+
+from experiments.suites import base
+
+
+def units(budget: base.Budget) -> list[base.Unit]:
+    """RLx2 with its dynamic buffer and with a fixed one."""
+    variants = [("dynamic", "rlx2", {}), ("fixed", "rlx2", {"trim_ratio": 0.0})]
+    return [
+        base.Unit(
+            base.unit_name(task),
+            base.settings(budget, task),
+            base.lanes(budget, variants, **base.sparsities(task)),
+        )
+        for task in base.tasks(budget)
+    ]
+
+
+SUITE = base.Suite("buffer_trace", "Figure 4: dynamic buffer and policy inconsistency", units)

@@ -1,0 +1,22 @@
+"""Figure 5: return against sparsity, for all methods, Hopper and Ant."""
+
+from experiments.suites import base
+
+METHODS = ("tiny", "ss", "set", "rigl", "rlx2")
+LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of actor and critic alike
+
+
+def units(budget: base.Budget) -> list[base.Unit]:
+    """One program per task: sparsity differs between its lanes."""
+    variants = [("dense", "dense", {})] + [
+        (m, m, {"actor_sparsity": s, "critic_sparsity": s})
+        for m in METHODS
+        for s in (LEVELS if budget.name != "smoke" else LEVELS[1:4])
+    ]
+    return [
+        base.Unit(base.unit_name(task), base.settings(budget, task), base.lanes(budget, variants))
+        for task in base.tasks(budget, ("Hopper", "Ant"))
+    ]
+
+
+SUITE = base.Suite("sparsity", "Figure 5: performance under different sparsity", units)

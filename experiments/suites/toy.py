@@ -1,0 +1,31 @@
+"""Figure 2: SS, RigL, RigL+Q* and RLx2 on InvertedPendulum."""
+
+from experiments.suites import base
+
+TASK = "InvertedPendulum"
+SPARSITY = {"actor_sparsity": 0.9, "critic_sparsity": 0.85}
+
+
+def units(budget: base.Budget) -> list[base.Unit]:
+    """The dense lanes are the experts: RigL+Q* of a seed follows the dense critic of that seed."""
+    settings = base.settings(budget, TASK)
+    first = "inverted-pendulum"
+    guided = tuple(
+        base.lane(
+            budget,
+            "rigl",
+            seed,
+            name="rigl+q*",
+            expert=f"../{first}/final/lane-{i}.npz",
+            **SPARSITY,
+        )
+        for i, seed in enumerate(budget.seed_range())
+    )
+    variants = [(m, m, {}) for m in ("dense", "ss", "rigl", "rlx2")]
+    return [
+        base.Unit(first, settings, base.lanes(budget, variants, **SPARSITY)),
+        base.Unit(f"{first}-expert", settings, guided, needs=(first,)),
+    ]
+
+
+SUITE = base.Suite("toy", "Figure 2: topology evolution and value estimation", units)

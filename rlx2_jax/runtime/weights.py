@@ -1,0 +1,124 @@
+"""Networks in files: what every lane began with (`initial/`) and ended with (`final/`).
+
+One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1/Dense_0/kernel` and
+`critic/mask/q1/Dense_0/kernel`. Later runs take their beginnings from them: weights rewound, masks
+frozen, an expert's critic.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax import forms, masks, optimize
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.types import Masks, Network, Params
+
+NETWORKS = ("actor", "critic")
+
+
+class Weights(NamedTuple):
+    """One network of a file: dense arrays, and where its links are."""
+
+    weights: Params
+    mask: Masks
+
+
+def save(path: Path, networks: dict[str, Weights]) -> None:
+    """Writes the networks of one lane."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, network in networks.items():
+        for part, tree in network._asdict().items():
+            for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+                arrays["/".join([name, part, *(k.key for k in keys)])] = np.asarray(leaf)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def load(path: Path) -> dict[str, Weights]:
+    """The networks that `save` wrote."""
+    networks: dict[str, dict[str, Any]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                name, part, *keys = key.split("/")
+                tree = networks.setdefault(name, {}).setdefault(part, {})
+                for inner in keys[:-1]:
+                    tree = tree.setdefault(inner, {})
+                tree[keys[-1]] = file[key]
+        return {name: Weights(**parts) for name, parts in networks.items()}
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: has the run that writes it finished?") from None
+    except (OSError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a file of network weights: {error}") from error
+
+
+def of_agent(agent: Any) -> dict[str, Weights]:
+    """The networks of one lane's agent, of either form."""
+    found = {}
+    for name in NETWORKS:
+        if (network := getattr(agent, name, None)) is not None:
+            dense = forms.to_masked(network)
+            found[name] = Weights(dense.params, dense.masks)
+    return found
+
+
+def given(agent: Any, config: Config, lane: Lane) -> Any:
+    """`agent` with the weights and masks that its lane names in place of its own.
+
+    The lane's `weights` file gives dense weights, its `masks` file gives the links; where only one
+    is named the other stays the agent's own. Moments begin at zero.
+    """
+    if lane.weights is None and lane.masks is None:
+        return agent
+    from_weights = load(Path(lane.weights)) if lane.weights else {}
+    from_masks = load(Path(lane.masks)) if lane.masks else {}
+
+    def begin(name: str, own: Network) -> Network:
+        kept = forms.to_masked(own)
+        dense = from_weights[name].weights if name in from_weights else kept.params
+        mask = from_masks[name].mask if name in from_masks else kept.masks
+        for file, tree, like in (
+            (lane.weights, dense, kept.params),
+            (lane.masks, mask, kept.masks),
+        ):
+            _check_shapes(f"{name} of {file}", tree, like)
+        _check_links(f"{name} of {lane.masks}", mask, kept.masks)
+        dense, mask = jax.tree.map(jnp.asarray, (dense, mask))
+        params = masks.apply(dense, mask)
+        target = None
+        if own.target is not None:
+            target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
+        network = optimize.init(params, mask, target=target)
+        return forms.to_compact(network, own.masks.spec) if forms.is_compact(own) else network
+
+    return agent._replace(
+        **{name: begin(name, getattr(agent, name)) for name in NETWORKS if hasattr(agent, name)}
+    )
+
+
+def expert(path: str) -> Params:
+    """The critic of a trained agent, for RigL+Q*."""
+    networks = load(Path(path))
+    if "critic" not in networks:
+        raise ValueError(f"{path} has no critic: name a file of a finished TD3 run's final/")
+    return jax.tree.map(jnp.asarray, networks["critic"].weights)
+
+
+def _check_shapes(what: str, tree: Any, like: Any) -> None:
+    if jax.tree.map(np.shape, tree) != jax.tree.map(np.shape, like):
+        raise ValueError(
+            f"the {what} has other shapes than this run's: use the same environment and --hidden"
+        )
+
+
+def _check_links(what: str, mask: Masks, like: Masks) -> None:
+    counts = [[int(np.sum(m)) for m in jax.tree.leaves(tree)] for tree in (mask, like)]
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"the {what} has {sum(counts[0]):,} live parameters where this lane's sparsity gives "
+            f"{sum(counts[1]):,} (or others per layer): give the lane the sparsities of that run"
+        )
