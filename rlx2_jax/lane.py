@@ -31,6 +31,7 @@ class Stream(enum.IntEnum):
     UPDATE = 4
     ENVIRONMENT = 5
     EVALUATION = 6
+    DEMONSTRATION = 7
 
 
 def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:

@@ -25,7 +25,7 @@ class Budget:
     first_seed: int = 0
     tasks: int = len(TASKS)  # how many of a suite's tasks
     version: str = "v5"
-    hidden: int | None = None  # units of each hidden layer instead of the suite's
+    narrower: int = 1  # hidden layers have this many times fewer units
     batch_size: int = 256
     episodes: int = 10
     evaluations: int = 600  # over the whole run; the paper has one every 5000 steps
@@ -50,7 +50,7 @@ BUDGETS = {
         1e-4,
         seeds=2,
         tasks=1,
-        hidden=24,
+        narrower=16,
         batch_size=16,
         episodes=2,
         evaluations=4,
@@ -89,7 +89,7 @@ class Suite:
 
 def settings(budget: Budget, task: str, algo: str = "td3", hidden: int = 256) -> Settings:
     """The paper's experiment on one task, scaled to a budget."""
-    width = budget.hidden or hidden
+    width = hidden // budget.narrower
     steps = max(budget.steps(3_000_000), 60)
     interval = max(1, steps // budget.evaluations)
     return Settings(
@@ -126,7 +126,7 @@ def lane(budget: Budget, method: str, seed: int, **fields: Any) -> Lane:
 def _scaled(budget: Budget, name: str, value: float) -> int:
     if value >= NEVER:
         return NEVER
-    least = {"t0": 0, "mask_interval": 1, "buffer_interval": 1, "b_min": 20, "b_max": 40}[name]
+    least = {"t0": 0, "mask_interval": 10, "buffer_interval": 10, "b_min": 20, "b_max": 40}[name]
     return max(least, round(value * budget.fraction))
 
 

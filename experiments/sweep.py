@@ -1,0 +1,220 @@
+"""Runs the paper's experiments: suites of resumable units, at any budget.
+
+python -m experiments.sweep --list
+python -m experiments.sweep --suite=nstep --budget=short --dry_run
+python -m experiments.sweep --suite=table2,toy --budget=paper --shard=0/4 --logdir=/data/rlx2
+python -m experiments.sweep --suite=all --budget=smoke --logdir=runs/smoke
+
+The same command again continues where it stopped; a finished unit is never run again.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+
+from experiments import cloning, runs, suites
+from experiments.suites import base
+from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime.guards import Stopped
+from rlx2_jax.runtime.logging import write_json
+from rlx2_jax.runtime.loop import LaneFailure
+from rlx2_jax.runtime.run import RunError, available_memory, chunk_size, lane_bytes
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("suite", [], f"One or more of {', '.join(suites.CATALOGUE)}; or all.")
+flags.DEFINE_enum(
+    "budget",
+    "smoke",
+    tuple(suites.BUDGETS),
+    "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all of it.",
+)
+flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", lower_bound=0.0)
+flags.DEFINE_integer("seeds", None, "Another number of seeds.", lower_bound=1)
+flags.DEFINE_string("logdir", None, "Where suites are kept; default: runs/<budget>.")
+flags.DEFINE_string("shard", "0/1", "i/n: this process runs part i (from 0) of n.")
+flags.DEFINE_bool("list", False, "Show suites and their units, and stop.")
+flags.DEFINE_bool("dry_run", False, "Show units, lanes, steps and estimated hours, and stop.")
+flags.DEFINE_enum(
+    "execution",
+    "auto",
+    ("auto", "masked", "compact"),
+    "Form of the networks, as in experiments.train.",
+)
+
+FORMAT = 1
+
+
+def budget_of() -> base.Budget:
+    """The budget that flags ask for."""
+    budget = suites.BUDGETS[FLAGS.budget]
+    changes: dict[str, Any] = {}
+    if FLAGS.fraction is not None:
+        changes |= {"fraction": FLAGS.fraction}
+    if FLAGS.seeds is not None:
+        changes |= {"seeds": FLAGS.seeds}
+    return dataclasses.replace(budget, **changes)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`i/n` as numbers."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise ValueError(f"--shard={text}: use i/n with i from 0 to n - 1, for instance 0/4")
+    return int(match[1]), int(match[2])
+
+
+def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit]) -> dict:
+    """The contents of `suite.json`: what there should be, so that a report sees what is missing."""
+    return {
+        "format": FORMAT,
+        "suite": suite.name,
+        "title": suite.title,
+        "budget": dataclasses.asdict(budget),
+        "units": [
+            {
+                "name": unit.name,
+                "kind": unit.kind,
+                "env": unit.settings.env,
+                "algo": unit.settings.algo,
+                "hidden": list(unit.settings.hidden),
+                "steps": unit.settings.steps,
+                "needs": list(unit.needs),
+                "lanes": [dataclasses.asdict(lane) for lane in unit.lanes],
+            }
+            for unit in units
+        ],
+    }
+
+
+def claim(directory: Path, expected: dict[str, Any]) -> None:
+    """Notes what the suite's directory is for; refuses one that is for something else."""
+    path = directory / "suite.json"
+    plain = json.loads(json.dumps(expected))
+    if path.exists():
+        found = json.loads(path.read_text())
+        if found != plain:
+            raise RunError(
+                f"{directory} holds {found.get('suite')} at budget "
+                f"{found.get('budget', {}).get('name')} with other settings than asked for now: "
+                f"choose another --logdir, or ask for the same"
+            )
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(path, plain)
+
+
+def finished(directory: Path) -> bool:
+    """Whether a unit is done."""
+    return (directory / execution.SUMMARY).exists()
+
+
+def run_unit(unit: base.Unit, directory: Path, budget: base.Budget) -> None:
+    """Trains one unit, or continues it."""
+    settings = dataclasses.replace(unit.settings, execution=FLAGS.execution)
+    if unit.kind == "clone":
+        transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
+        cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
+        return
+    run = runs.make_run(settings, unit.lanes)
+    execution.execute(run, directory, resume=(directory / execution.CONFIG).exists())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def list_units(chosen: list[base.Suite], budget: base.Budget, *, estimate: bool) -> str:
+    """What `--list` and `--dry_run` print."""
+    lines, hours = [], 0.0
+    for suite in chosen:
+        units = suite.units(budget)
+        lines.append(f"{suite.name}: {suite.title}" + ("" if units else "  (nothing to train)"))
+        for unit in units:
+            kind = "" if unit.kind == "train" else f"  {unit.kind}"
+            needs = f"  needs {', '.join(unit.needs)}" if unit.needs else ""
+            text = (
+                f"  {unit.name:<26} {unit.settings.env:<22} {len(unit.lanes):>4} lanes  "
+                f"{unit.settings.steps:>9,} steps{kind}{needs}"
+            )
+            if estimate:
+                settings = dataclasses.replace(unit.settings, execution=FLAGS.execution)
+                run = runs.make_run(settings, unit.lanes)
+                share = cloning.SHARE if unit.kind == "clone" else 1
+                own = runs.seconds_per_step(run) * run.config.steps / 3600 / share
+                chunk = min(chunk_size(run, available_memory()), len(run.lanes))
+                text += f"  about {own:,.1f} h, {chunk * lane_bytes(run) / 1e9:.1f} GB"
+                hours += own
+            lines.append(text)
+    if estimate:
+        lines.append(
+            f"about {hours:,.1f} hours on two CPU cores in all, evaluation left out; "
+            f"budget {budget.name}: {budget.fraction:g} of the paper's steps, {budget.seeds} seeds"
+        )
+    return "\n".join(lines)
+
+
+def sweep(chosen: list[base.Suite], budget: base.Budget, logdir: Path) -> int:
+    """Runs all units of this shard; returns the number that did not finish."""
+    index, count = parse_shard(FLAGS.shard)
+    open_units: list[tuple[str, str]] = []
+    for suite in chosen:
+        units = suite.units(budget)
+        if not units:
+            continue
+        directory = logdir / suite.name
+        claim(directory, describe_suite(suite, budget, units))
+        mine = base.shard(units, index, count)
+        for number, unit in enumerate(mine, 1):
+            name, path = f"{suite.name}/{unit.name}", directory / unit.name
+            head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
+            if finished(path):
+                _say(f"{head}, finished before")
+                continue
+            missing = [n for n in unit.needs if not finished(directory / n)]
+            if missing:
+                _say(f"{head}, left out: it needs {', '.join(missing)}")
+                open_units.append((name, f"needs {', '.join(missing)}"))
+                continue
+            _say(head)
+            try:
+                run_unit(unit, path, budget)
+            except Stopped:
+                raise
+            except (LaneFailure, RunError, ValueError, ImportError, OSError, RuntimeError) as error:
+                _say(f"{name} failed: {error}")
+                open_units.append((name, f"{type(error).__name__}: {error}"))
+    for name, why in open_units:
+        _say(f"not finished: {name} ({why.splitlines()[0]})")
+    return len(open_units)
+
+
+def main(argv: list[str]) -> int:
+    logging.set_verbosity(logging.WARNING)
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    try:
+        budget = budget_of()
+        parse_shard(FLAGS.shard)
+        chosen = suites.find(FLAGS.suite or (["all"] if FLAGS.list else []))
+        if FLAGS.list or FLAGS.dry_run:
+            print(list_units(chosen, budget, estimate=FLAGS.dry_run))
+            return 0
+        logdir = Path(FLAGS.logdir or f"runs/{budget.name}")
+        left = sweep(chosen, budget, logdir)
+    except (RunError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(f"{stopped}\nor run the same sweep again", file=sys.stderr)
+        return 128 + stopped.signal_number
+    print(f"report: python -m experiments.report --logdir={logdir} --out={logdir}/report")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    app.run(main)
