@@ -42,7 +42,7 @@ def load(path: Path) -> dict[str, Weights]:
     """The networks that `save` wrote."""
     networks: dict[str, dict[str, Any]] = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             for key in file.files:
                 name, part, *keys = key.split("/")
                 tree = networks.setdefault(name, {}).setdefault(part, {})

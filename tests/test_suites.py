@@ -1,0 +1,120 @@
+"""The catalogue of experiments: what its units are, how they scale, how they are shared out."""
+
+import dataclasses
+
+import pytest
+
+from experiments import paper, runs, suites
+from experiments.suites import base
+from rlx2_jax import config
+
+pytestmark = pytest.mark.fast
+
+PAPER, SHORT, SMOKE = (suites.BUDGETS[x] for x in ("paper", "short", "smoke"))
+ALL = [(s, b) for s in suites.CATALOGUE.values() for b in (PAPER, SHORT, SMOKE)]
+
+
+@pytest.mark.parametrize(("suite", "budget"), ALL, ids=lambda x: x.name)
+def test_every_unit_can_be_run(suite, budget):
+    units = suite.units(budget)
+    names = [unit.name for unit in units]
+    assert len(set(names)) == len(names) and (units or suite.name == "flops")
+    for i, unit in enumerate(units):
+        assert set(unit.needs) <= set(names[:i])  # what is needed comes before
+        run = runs.make_run(unit.settings, unit.lanes)
+        seeds = {lane.seed for lane in unit.lanes}
+        assert seeds == set(budget.seed_range()) and len(run.lanes) == len(unit.lanes)
+        for file in (f for x in unit.lanes for f in (x.weights, x.masks, x.expert) if f):
+            owner, folder, lane = file.removeprefix("../").split("/")
+            assert owner in unit.needs and folder in ("initial", "final")
+            donor = units[names.index(owner)].lanes[int(lane[5:-4])]
+            assert donor.seed in seeds
+
+
+def test_lanes_begin_with_the_donor_of_their_own_seed():
+    for name in ("masks", "tickets", "toy"):
+        units = {unit.name: unit for unit in suites.CATALOGUE[name].units(PAPER)}
+        for unit in units.values():
+            for lane in unit.lanes:
+                for file in filter(None, (lane.weights, lane.masks, lane.expert)):
+                    owner, _, donor = file.removeprefix("../").split("/")
+                    found = units[owner].lanes[int(donor[5:-4])]
+                    assert found.seed == lane.seed
+                    if lane.masks and file == lane.masks:
+                        assert (found.name in lane.name) or found.name == "dynamic ticket"
+                        assert found.critic_sparsity == lane.critic_sparsity
+                    if file == lane.expert:
+                        assert found.method == "dense"
+
+
+def test_the_papers_schedule():
+    (unit,) = (u for u in suites.CATALOGUE["table2"].units(PAPER) if u.name == "td3-hopper")
+    run = runs.make_run(unit.settings, unit.lanes)
+    assert len(run.lanes) == 48 and run.env == "Hopper-v5" and run.config.steps == 3_000_000
+    assert (run.eval_interval, run.episodes, run.config.warmup) == (5000, 10, 25_000)
+    rlx2 = next(lane for lane in run.lanes if lane.method == "rlx2")
+    assert (rlx2.actor_sparsity, rlx2.critic_sparsity) == (0.98, 0.95)
+    default = config.resolve(run.config, config.Lane())
+    for field in ("t0", "mask_interval", "buffer_interval", "d0", "n", "zeta0", "b_min", "b_max"):
+        assert getattr(rlx2, field) == getattr(default, field), field
+
+
+def test_short_scales_everything_that_counts_steps():
+    unit = suites.CATALOGUE["table2"].units(SHORT)[0]
+    lane = next(x for x in unit.lanes if x.method == "rlx2")
+    settings = unit.settings
+    assert (settings.steps, settings.warmup, settings.eval_interval) == (300_000, 2500, 500)
+    assert (lane.t0, lane.mask_interval, lane.buffer_interval) == (30_000, 1000, 1000)
+    assert (lane.b_min, lane.b_max, lane.d0) == (10_000, 100_000, 0.2)
+
+
+def test_suites_have_the_papers_cases():
+    def names(suite: str) -> set[str]:
+        return {lane.name for unit in suites.CATALOGUE[suite].units(PAPER) for lane in unit.lanes}
+
+    assert names("nstep") == {"dense"} | {
+        f"{r['n_step']}-step" for r in paper.load("ablation_nstep")
+    }
+    assert len(names("buffer")) == 1 + len({r["capacity"] for r in paper.load("ablation_buffer")})
+    for parameter in ("zeta0", "mask_interval", "buffer_interval", "d0", "t0"):
+        values = {r[parameter] for r in paper.load(f"sensitivity_{parameter}")}
+        ours = {n for n in names("sensitivity") if n.startswith(f"{parameter}=")}
+        # The default and the extreme case have lanes of their own.
+        assert len(values) - len(ours) == 2
+
+
+def test_extreme_cases_are_what_they_say():
+    units = suites.CATALOGUE["sensitivity"].units(PAPER)
+    lanes = {x.name: x for x in runs.make_run(units[1].settings, units[1].lanes).lanes}
+    assert lanes["static"].zeta0 == 0 and lanes["no adjustment"].trim_ratio == 0
+    assert lanes["one-step"].t0 > 3_000_000 and lanes["t0=0"].t0 == 0
+    assert lanes["mask_interval=1000"].mask_interval == 1000 and lanes["default"].zeta0 == 0.5
+    buffers = suites.CATALOGUE["buffer"].units(PAPER)[0]
+    sizes = {x.name: x.b_max for x in runs.make_run(buffers.settings, buffers.lanes).lanes}
+    assert sizes["unlimited"] == 3_000_000 and sizes["5e4"] == 50_000
+
+
+def test_shards_share_out_all_units_and_keep_those_that_need_each_other():
+    for suite in suites.CATALOGUE.values():
+        units = suite.units(PAPER)
+        for count in (1, 2, 3, 7):
+            parts = [base.shard(units, i, count) for i in range(count)]
+            names = [unit.name for part in parts for unit in part]
+            assert sorted(names) == sorted(unit.name for unit in units)
+            for part in parts:
+                for i, unit in enumerate(part):
+                    assert set(unit.needs) <= {u.name for u in part[:i]}
+
+
+def test_names_of_suites():
+    assert len(suites.find(["all"])) == 13
+    assert [s.name for s in suites.find(["toy", "flops"])] == ["toy", "flops"]
+    with pytest.raises(ValueError, match="unknown suite tabel2: use one or more of table2"):
+        suites.find(["tabel2"])
+
+
+def test_budgets_can_be_changed():
+    budget = dataclasses.replace(SHORT, seeds=2, first_seed=5, tasks=2)
+    units = suites.CATALOGUE["nstep"].units(budget)
+    assert [u.name for u in units] == ["td3-hopper", "td3-walker2d"]
+    assert {lane.seed for lane in units[0].lanes} == {5, 6}

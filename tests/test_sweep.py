@@ -1,0 +1,255 @@
+"""Sweeps: resumable units, faults that stay where they are, behaviour cloning of experts."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl import flags
+
+from experiments import cloning, runs, suites, sweep
+from rlx2_jax import envs
+from rlx2_jax.config import Lane
+from rlx2_jax.runtime import weights
+from rlx2_jax.runtime.run import RunError
+
+BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    """Flags as an empty command line leaves them."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+    saved = {name: flags.FLAGS[name].value for name in ("shard", "execution", "suite", "budget")}
+    yield
+    for name, value in saved.items():
+        flags.FLAGS[name].value = value
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """The toy suite, whole: dense experts first, then RigL+Q* that follows them."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+    logdir = tmp_path_factory.mktemp("sweep")
+    assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, logdir) == 0
+    return logdir
+
+
+def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
+    expected = json.loads((toy / "toy" / "suite.json").read_text())
+    assert [u["name"] for u in expected["units"]] == [
+        "inverted-pendulum",
+        "inverted-pendulum-expert",
+    ]
+    for unit in expected["units"]:
+        folder = toy / "toy" / unit["name"]
+        assert sweep.finished(folder)
+        assert len(json.loads((folder / "summary.json").read_text())["lanes"]) == len(unit["lanes"])
+        assert len(list((folder / "final").iterdir())) == len(unit["lanes"])
+
+
+def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "run_unit", lambda *_: pytest.fail("ran again"))
+    assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, toy) == 0
+    assert capsys.readouterr().err.count("finished before") == 2
+
+
+def test_another_budget_in_the_same_directory_is_refused(toy):
+    with pytest.raises(RunError, match="choose another --logdir"):
+        sweep.sweep([suites.CATALOGUE["toy"]], dataclasses.replace(BUDGET, seeds=2), toy)
+
+
+def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def run_unit(unit, directory, budget):
+        tried.append(unit.name)
+        if unit.name == "hopper-rl":
+            raise ValueError("no such thing")
+        directory.mkdir(parents=True)
+        (directory / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(sweep, "run_unit", run_unit)
+    chosen = suites.find(["tickets", "masks"])
+    assert sweep.sweep(chosen, BUDGET, tmp_path) == 3
+    assert tried == ["hopper-rl", "hopper-search", "hopper-retrain"]
+    said = capsys.readouterr().err
+    assert "not finished: tickets/hopper-rl (ValueError: no such thing)" in said
+    assert "left out: it needs hopper-rl" in said
+
+
+def test_shards_run_their_own_units(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(sweep, "run_unit", lambda unit, *_: ran.append(unit.name))
+    for shard in ("0/2", "1/2"):
+        flags.FLAGS["shard"].value = shard
+        sweep.sweep([suites.CATALOGUE["table2"]], suites.BUDGETS["paper"], tmp_path)
+    assert sorted(ran) == sorted(
+        u.name for u in suites.CATALOGUE["table2"].units(suites.BUDGETS["paper"])
+    )
+    for bad in ("2/2", "x", "1/0", "-1/3"):
+        with pytest.raises(ValueError, match="use i/n"):
+            sweep.parse_shard(bad)
+
+
+def test_lists_and_estimates():
+    text = sweep.list_units(suites.find(["nstep", "flops"]), suites.BUDGETS["paper"], estimate=True)
+    assert "td3-hopper" in text and "48 lanes" in text and "3,000,000 steps" in text
+    assert "hours on two CPU cores" in text and "nothing to train" in text
+
+
+def command(*args: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.sweep", *args],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--suite=tabel2"], "unknown suite tabel2"),
+        (["--suite=toy", "--shard=3/2"], "--shard=3/2"),
+        ([], "unknown suite (none given)"),
+    ],
+)
+def test_wrong_flags(args, message):
+    process = command(*args)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2 and message in said and "Traceback" not in said
+
+
+# --- behaviour cloning ---
+
+
+def turn(gain: float):
+    """An actor for InvertedPendulum that pushes against the pole's angle (or with it)."""
+    first = np.zeros((4, 8), np.float32)
+    first[1, 0], first[1, 1], first[3, 0], first[3, 1] = 3.0, -3.0, 0.6, -0.6
+    last = np.zeros((8, 1), np.float32)
+    last[0], last[1] = gain, -gain
+    actor = {
+        "Dense_0": {"kernel": first, "bias": np.zeros(8, np.float32)},
+        "Dense_1": {"kernel": last, "bias": np.zeros(1, np.float32)},
+    }
+    return actor
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory):
+    """Dense and sparse lanes that imitate an expert which balances the pole by hand."""
+    folder = tmp_path_factory.mktemp("clones")
+    actor = turn(1.0)
+    mask = {k: {n: np.ones(x.shape, bool) for n, x in v.items()} for k, v in actor.items()}
+    weights.save(folder / "expert.npz", {"actor": weights.Weights(actor, mask)})
+    found, said = clone(folder / "unit")
+    return folder, found, said
+
+
+def clone(directory: Path):
+    """Six thousand updates of three lanes."""
+    settings = runs.Settings(
+        steps=60_000,
+        hidden=(8,),
+        batch_size=64,
+        eval_interval=30_000,
+        episodes=3,
+        env_options={"max_episode_steps": 200},
+    )
+    common = {"expert": "../expert.npz", "learning_rate": 3e-3, "actor_sparsity": 0.5}
+    lanes = [
+        Lane(method=m, name=m, mask_interval=100, buffer_interval=100, **common)
+        for m in ("dense", "ss", "rlx2")
+    ]
+    said = []
+    found = cloning.execute(settings, lanes, directory, transitions=400, say=said.append)
+    return found, said
+
+
+def test_the_expert_solves_the_task_and_is_recorded():
+    make = lambda n: envs.make_host("InvertedPendulum-v5", n, max_episode_steps=200)  # noqa: E731
+    data = cloning.demonstrate(turn(1.0), make, 0, 450)
+    assert data.obs.shape == (450, 4) and data.action.shape == (450, 1)
+    angle = np.abs(np.asarray(data.obs[:, 1]))
+    assert angle.max() < 0.2  # it never falls, so these are episodes of 200 steps
+    again = cloning.demonstrate(turn(1.0), make, 0, 250)
+    np.testing.assert_array_equal(again.obs, data.obs[:250])
+    other = cloning.demonstrate(turn(1.0), make, 1, 250)
+    assert np.any(np.asarray(other.obs) != np.asarray(again.obs))
+
+
+def test_clones_learn_what_the_expert_does(cloned):
+    folder, found, said = cloned
+    assert found["lanes"][0]["last_return"] == pytest.approx(200)  # dense: as good as the expert
+    text = (folder / "unit" / "evaluations.csv").read_text().splitlines()
+    assert len(text) == 1 + 3 * 3 and len(said) == 3  # at 0, 3000 and 6000 updates
+    static, dynamic = (weights.load(folder / "unit" / "final" / f"lane-{i}.npz") for i in (1, 2))
+    assert np.any(
+        static["actor"].mask["Dense_0"]["kernel"] != dynamic["actor"].mask["Dense_0"]["kernel"]
+    )
+
+
+def test_cloning_repeats_bit_for_bit(cloned):
+    folder, _, _ = cloned
+    before = (folder / "unit" / "evaluations.csv").read_text()
+    assert json.loads((folder / "unit" / "config.json").read_text())["kind"] == "clone"
+    clone(folder / "unit")
+    assert (folder / "unit" / "evaluations.csv").read_text() == before
+
+
+@pytest.mark.slow
+def test_a_killed_suite_ends_as_one_that_was_not(tmp_path):
+    """SIGKILL at random moments, then the same command again."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+
+    def flags_for(name: str) -> list[str]:
+        return ["--suite=toy,tickets", "--seeds=1", f"--logdir={tmp_path / name}"]
+
+    whole = command(*flags_for("whole"), **cache)
+    assert whole.wait(timeout=1800) == 0
+    chance, kills = random.Random(3), 0
+    while True:
+        process = command(*flags_for("killed"), **cache)
+        limit = time.monotonic() + chance.uniform(15, 40)
+        while process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.05)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        assert kills < 60
+    assert kills >= 2
+    files = sorted(x.relative_to(tmp_path / "whole") for x in (tmp_path / "whole").rglob("*.csv"))
+    assert len(files) >= 7
+    for file in files:
+        texts = [(tmp_path / name / file).read_text() for name in ("whole", "killed")]
+        assert texts[0] == texts[1], file
+    for file in (tmp_path / "whole").rglob("final/*.npz"):
+        other = tmp_path / "killed" / file.relative_to(tmp_path / "whole")
+        one, two = np.load(file), np.load(other)
+        for key in one.files:
+            np.testing.assert_array_equal(one[key], two[key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in suites.CATALOGUE if n not in ("toy", "flops")])
+def test_every_suite_runs_in_smoke(name, tmp_path):
+    suite = suites.CATALOGUE[name]
+    assert sweep.sweep([suite], suites.BUDGETS["smoke"], tmp_path) == 0
+    for unit in suite.units(suites.BUDGETS["smoke"]):
+        rows = Path(tmp_path / name / unit.name / "evaluations.csv").read_text().splitlines()
+        assert len(rows) == 1 + len(unit.lanes) * (6 if unit.kind == "clone" else 5)
