@@ -20,44 +20,23 @@ from absl import app, flags, logging
 from experiments import cloning, runs, suites
 from experiments.suites import base
 from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.logging import write_json
 from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import RunError, available_memory, chunk_size, lane_bytes
 
-FLAGS = flags.FLAGS
-flags.DEFINE_list("suite", [], f"One or more of {', '.join(suites.CATALOGUE)}; or all.")
-flags.DEFINE_enum(
-    "budget",
-    "smoke",
-    tuple(suites.BUDGETS),
-    "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all of it.",
-)
-flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", lower_bound=0.0)
-flags.DEFINE_integer("seeds", None, "Another number of seeds.", lower_bound=1)
-flags.DEFINE_string("logdir", None, "Where suites are kept; default: runs/<budget>.")
-flags.DEFINE_string("shard", "0/1", "i/n: this process runs part i (from 0) of n.")
-flags.DEFINE_bool("list", False, "Show suites and their units, and stop.")
-flags.DEFINE_bool("dry_run", False, "Show units, lanes, steps and estimated hours, and stop.")
-flags.DEFINE_enum(
-    "execution",
-    "auto",
-    ("auto", "masked", "compact"),
-    "Form of the networks, as in experiments.train.",
-)
-
 FORMAT = 1
 
 
-def budget_of() -> base.Budget:
-    """The budget that flags ask for."""
-    budget = suites.BUDGETS[FLAGS.budget]
-    changes: dict[str, Any] = {}
-    if FLAGS.fraction is not None:
-        changes |= {"fraction": FLAGS.fraction}
-    if FLAGS.seeds is not None:
-        changes |= {"seeds": FLAGS.seeds}
-    return dataclasses.replace(budget, **changes)
+def budget_of(name: str, fraction: float | None, seeds: int | None) -> base.Budget:
+    """A budget, with another fraction or number of seeds where one is given."""
+    budget = suites.BUDGETS[name]
+    return dataclasses.replace(
+        budget,
+        fraction=budget.fraction if fraction is None else fraction,
+        seeds=budget.seeds if seeds is None else seeds,
+    )
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -113,9 +92,9 @@ def finished(directory: Path) -> bool:
     return (directory / execution.SUMMARY).exists()
 
 
-def run_unit(unit: base.Unit, directory: Path, budget: base.Budget) -> None:
+def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: str) -> None:
     """Trains one unit, or continues it."""
-    settings = dataclasses.replace(unit.settings, execution=FLAGS.execution)
+    settings = dataclasses.replace(unit.settings, execution=execution_)
     if unit.kind == "clone":
         transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
         cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
@@ -128,7 +107,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def list_units(chosen: list[base.Suite], budget: base.Budget, *, estimate: bool) -> str:
+def list_units(
+    chosen: list[base.Suite], budget: base.Budget, *, estimate: bool, execution_: str = "auto"
+) -> str:
     """What `--list` and `--dry_run` print."""
     lines, hours = [], 0.0
     for suite in chosen:
@@ -142,7 +123,7 @@ def list_units(chosen: list[base.Suite], budget: base.Budget, *, estimate: bool)
                 f"{unit.settings.steps:>9,} steps{kind}{needs}"
             )
             if estimate:
-                settings = dataclasses.replace(unit.settings, execution=FLAGS.execution)
+                settings = dataclasses.replace(unit.settings, execution=execution_)
                 run = runs.make_run(settings, unit.lanes)
                 share = cloning.SHARE if unit.kind == "clone" else 1
                 own = runs.seconds_per_step(run) * run.config.steps / 3600 / share
@@ -158,9 +139,15 @@ def list_units(chosen: list[base.Suite], budget: base.Budget, *, estimate: bool)
     return "\n".join(lines)
 
 
-def sweep(chosen: list[base.Suite], budget: base.Budget, logdir: Path) -> int:
+def sweep(
+    chosen: list[base.Suite],
+    budget: base.Budget,
+    logdir: Path,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    execution_: str = "auto",
+) -> int:
     """Runs all units of this shard; returns the number that did not finish."""
-    index, count = parse_shard(FLAGS.shard)
     open_units: list[tuple[str, str]] = []
     for suite in chosen:
         units = suite.units(budget)
@@ -168,7 +155,7 @@ def sweep(chosen: list[base.Suite], budget: base.Budget, logdir: Path) -> int:
             continue
         directory = logdir / suite.name
         claim(directory, describe_suite(suite, budget, units))
-        mine = base.shard(units, index, count)
+        mine = base.shard(units, *shard)
         for number, unit in enumerate(mine, 1):
             name, path = f"{suite.name}/{unit.name}", directory / unit.name
             head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
@@ -182,7 +169,7 @@ def sweep(chosen: list[base.Suite], budget: base.Budget, logdir: Path) -> int:
                 continue
             _say(head)
             try:
-                run_unit(unit, path, budget)
+                run_unit(unit, path, budget, execution_)
             except Stopped:
                 raise
             except (LaneFailure, RunError, ValueError, ImportError, OSError, RuntimeError) as error:
@@ -193,19 +180,43 @@ def sweep(chosen: list[base.Suite], budget: base.Budget, logdir: Path) -> int:
     return len(open_units)
 
 
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """This command's flags, defined when it runs: other commands have some of the same names."""
+    own: dict[str, Any] = {"flag_values": values}
+    names = ", ".join(suites.CATALOGUE)
+    flags.DEFINE_list("suite", [], f"One or more of {names}; or all.", **own)
+    flags.DEFINE_enum(
+        "budget",
+        "smoke",
+        tuple(suites.BUDGETS),
+        "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all.",
+        **own,
+    )
+    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", 0.0, **own)
+    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, **own)
+    flags.DEFINE_string("logdir", None, "Where suites are kept; default: runs/<budget>.", **own)
+    flags.DEFINE_string("shard", "0/1", "i/n: this process runs part i (from 0) of n.", **own)
+    flags.DEFINE_bool("list", False, "Show suites and their units, and stop.", **own)
+    flags.DEFINE_bool("dry_run", False, "Show units, lanes and estimated hours, and stop.", **own)
+    text = "Form of the networks, as in experiments.train."
+    flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **own)
+
+
 def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    given = flags.FLAGS
     try:
-        budget = budget_of()
-        parse_shard(FLAGS.shard)
-        chosen = suites.find(FLAGS.suite or (["all"] if FLAGS.list else []))
-        if FLAGS.list or FLAGS.dry_run:
-            print(list_units(chosen, budget, estimate=FLAGS.dry_run))
+        budget = budget_of(given.budget, given.fraction, given.seeds)
+        shard = parse_shard(given.shard)
+        chosen = suites.find(given.suite or (["all"] if given.list else []))
+        if given.list or given.dry_run:
+            text = list_units(chosen, budget, estimate=given.dry_run, execution_=given.execution)
+            print(text)
             return 0
-        logdir = Path(FLAGS.logdir or f"runs/{budget.name}")
-        left = sweep(chosen, budget, logdir)
+        logdir = Path(given.logdir or f"runs/{budget.name}")
+        left = sweep(chosen, budget, logdir, shard=shard, execution_=given.execution)
     except (RunError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -217,4 +228,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

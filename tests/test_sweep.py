@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from absl import flags
 
 from experiments import cloning, runs, suites, sweep
 from rlx2_jax import envs
@@ -23,22 +22,9 @@ from rlx2_jax.runtime.run import RunError
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
 
 
-@pytest.fixture(autouse=True)
-def parsed():
-    """Flags as an empty command line leaves them."""
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["sweep"])
-    saved = {name: flags.FLAGS[name].value for name in ("shard", "execution", "suite", "budget")}
-    yield
-    for name, value in saved.items():
-        flags.FLAGS[name].value = value
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     """The toy suite, whole: dense experts first, then RigL+Q* that follows them."""
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["sweep"])
     logdir = tmp_path_factory.mktemp("sweep")
     assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, logdir) == 0
     return logdir
@@ -71,7 +57,7 @@ def test_another_budget_in_the_same_directory_is_refused(toy):
 def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     tried = []
 
-    def run_unit(unit, directory, budget):
+    def run_unit(unit, directory, budget, form):
         tried.append(unit.name)
         if unit.name == "hopper-rl":
             raise ValueError("no such thing")
@@ -91,8 +77,8 @@ def test_shards_run_their_own_units(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(sweep, "run_unit", lambda unit, *_: ran.append(unit.name))
     for shard in ("0/2", "1/2"):
-        flags.FLAGS["shard"].value = shard
-        sweep.sweep([suites.CATALOGUE["table2"]], suites.BUDGETS["paper"], tmp_path)
+        part = sweep.parse_shard(shard)
+        sweep.sweep([suites.CATALOGUE["table2"]], suites.BUDGETS["paper"], tmp_path, shard=part)
     assert sorted(ran) == sorted(
         u.name for u in suites.CATALOGUE["table2"].units(suites.BUDGETS["paper"])
     )
