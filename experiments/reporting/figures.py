@@ -1,0 +1,252 @@
+"""Figures: one panel each, so that a page can stack them on a narrow screen.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes as well.
+Legends stand below the axes, where they hide nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import EngFormatter
+
+from experiments.reporting.results import Lane
+from experiments.reporting.stats import Interval
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), "-", "--")
+METHODS = {"dense": 6, "rlx2": 1, "rigl": 0, "set": 2, "ss": 3, "tiny": 4, "rigl+q*": 5}
+WIDTH, HEIGHT, DPI = 4.8, 3.1, 150
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "svg.hashsalt": "rlx2_jax",  # the same picture is the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`draw` makes the picture; `key` names its files."""
+
+    key: str
+    title: str
+    draw: Callable[[], Canvas]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Stands where a figure would, and says why there is none."""
+
+    title: str
+    reason: str
+
+
+class Group(NamedTuple):
+    """Lanes drawn as one line."""
+
+    name: str
+    label: str
+    lanes: Sequence[Lane]
+
+
+def save(figure: Figure, folder: Path) -> tuple[Path, Path]:
+    """Writes `<key>.png` and `<key>.svg`."""
+    with matplotlib.rc_context(_SETTINGS):
+        canvas = figure.draw()
+        png, svg = folder / f"{figure.key}.png", folder / f"{figure.key}.svg"
+        canvas.savefig(png, dpi=DPI, metadata={"Software": None})
+        canvas.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def curves(
+    groups: Sequence[Group],
+    *,
+    title: str,
+    ylabel: str = "return",
+    xlabel: str = "environment steps",
+    column: str = "mean_return",
+) -> Canvas:
+    """Mean over seeds ± one standard deviation, against steps."""
+    canvas, (axes,) = _canvas(title, len(groups))
+    for i, group in enumerate(groups):
+        _line(axes, group, _style(group.name, i), [x.evaluations for x in group.lanes], column)
+    if column == "value_bias":
+        axes.axhline(0, color="0.4", lw=0.8)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(canvas, axes)
+    return canvas
+
+
+def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> Canvas:
+    """Buffer length above, policy distance below, against steps."""
+    canvas, (top, bottom) = _canvas(title, len(groups), rows=2)
+    panels = ((top, "buffer_length", "transitions"), (bottom, "policy_distance", "policy distance"))
+    for axes, column, ylabel in panels:
+        for i, group in enumerate(groups):
+            _line(axes, group, _style(group.name, i), [x.metrics for x in group.lanes], column)
+        axes.set_ylabel(ylabel)
+    top.yaxis.set_major_formatter(EngFormatter(sep=""))
+    top.tick_params(labelbottom=False)
+    if threshold is not None:
+        bottom.axhline(threshold, color="0.4", lw=0.8)
+        bottom.annotate(
+            f"$D_0$ = {threshold:g}",
+            (1, threshold),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 2),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+        )
+    bottom.set_xlabel("environment steps")
+    _legend(canvas, top)
+    return canvas
+
+
+class Point(NamedTuple):
+    x: float
+    mean: float
+    std: float | None
+
+
+def lines(
+    series: dict[str, list[Point]], *, title: str, xlabel: str, ylabel: str, level: float | None
+) -> Canvas:
+    """A line of means with error bars for each name; `level` is a horizontal reference."""
+    canvas, (axes,) = _canvas(title, len(series))
+    for i, (name, points) in enumerate(series.items()):
+        colour, dash = _style(name, i)
+        axes.errorbar(
+            [p.x for p in points],
+            [p.mean for p in points],
+            yerr=[p.std or 0.0 for p in points],
+            color=colour,
+            ls=dash,
+            lw=1.5,
+            marker="osD^vP"[i % 6],
+            ms=4,
+            capsize=2,
+            label=name,
+        )
+    if level is not None:
+        axes.axhline(level, color="0.4", lw=0.8)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(canvas, axes)
+    return canvas
+
+
+def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str) -> Canvas:
+    """A mark for each row, and a bar for its interval where there is one."""
+    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.3 * len(rows)))
+    axes = canvas.add_axes((0.2, 0.5 / canvas.get_figheight(), 0.76, 0))
+    axes.set_position((0.2, 0.5 / canvas.get_figheight(), 0.76, 1 - 0.85 / canvas.get_figheight()))
+    for i, (name, value, interval) in enumerate(rows):
+        colour, _ = _style(name.lower(), i)
+        if interval is not None:
+            axes.plot(interval, (i, i), color=colour, lw=7, alpha=0.35, solid_capstyle="butt")
+        axes.plot([value], [i], "o", color=colour, ms=5)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axvline(100, color="0.4", lw=0.8)
+    axes.set(title=title, xlabel="IQM, % of dense, and its 95 % interval")
+    axes.grid(axis="x", alpha=0.3)
+    return canvas
+
+
+def mask_images(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
+    """A layer's mask `[in, out]` before and after: black where a link is, a row for each output."""
+    shape = next(m.shape for m in (first, last) if m is not None)
+    flat = shape[1] * 4 < shape[0]
+    canvas = Canvas(figsize=(WIDTH, 2.2 if flat else 3.0))
+    panels = canvas.subplots(2, 1) if flat else canvas.subplots(1, 2)
+    for axes, mask, name in zip(panels, (first, last), ("first mask", "final mask"), strict=True):
+        axes.set_title(name if mask is not None else f"{name}: missing")
+        axes.set(xlabel="input", ylabel="output")
+        if mask is None:
+            axes.set(xticks=[], yticks=[])
+            continue
+        axes.set_title(f"{name}: {int(mask.sum()):,} of {mask.size:,} links")
+        axes.imshow(~mask.T, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set_yticks([0, shape[1] - 1] if shape[1] > 1 else [0])
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(True)
+    canvas.suptitle(title, fontsize=9.5)
+    if flat:
+        canvas.subplots_adjust(0.1, 0.2, 0.97, 0.8, hspace=1.5)
+        panels[0].set_xlabel("")
+    else:
+        canvas.subplots_adjust(0.1, 0.16, 0.97, 0.82, wspace=0.3)
+        panels[1].set_ylabel("")
+    return canvas
+
+
+def connections(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
+    """Links from each input dimension, before and after."""
+    canvas, (axes,) = _canvas(title, 2)
+    for mask, name, colour, dash in (
+        (first, "first mask", COLOURS[0], "--"),
+        (last, "final mask", COLOURS[1], "-"),
+    ):
+        if mask is not None:
+            counts = mask.sum(axis=1)
+            axes.stairs(counts, np.arange(counts.size + 1) + 0.5, color=colour, ls=dash, label=name)
+    axes.set(xlabel="input dimension", ylabel="links", ylim=(0, None))
+    _legend(canvas, axes)
+    return canvas
+
+
+def _canvas(title: str, entries: int, rows: int = 1) -> tuple[Canvas, list[Axes]]:
+    """Axes with a title above and room for a legend of so many entries below."""
+    below = 0.55 + 0.2 * -(-entries // 3)
+    height = below + 0.35 + (HEIGHT - 1.1) * (1 if rows == 1 else 1.45)
+    canvas = Canvas(figsize=(WIDTH, height))
+    panels = canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    canvas.subplots_adjust(0.15, below / height, 0.97, 1 - 0.32 / height, hspace=0.12)
+    panels[0].set_title(title)
+    for axes in panels:
+        axes.grid(alpha=0.3)
+    return canvas, list(panels)
+
+
+def _legend(canvas: Canvas, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        canvas.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=8)
+
+
+def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str) -> None:
+    """The mean where all seeds are, its spread, and thin lines for seeds that go on alone."""
+    colour, dash = style
+    logs = [log for log in logs if log["step"].size]
+    if not logs:
+        return
+    steps = logs[0]["step"]
+    for log in logs[1:]:
+        steps = np.intersect1d(steps, log["step"])
+    own = np.array([log[column][np.isin(log["step"], steps)] for log in logs])
+    if steps.size:
+        label = f"{group.label} ({len(logs)})"
+        mean = own.mean(axis=0)
+        point = {"marker": "o", "ms": 3} if steps.size < 12 else {}
+        axes.plot(steps, mean, color=colour, ls=dash, lw=1.6, label=label, **point)
+        if len(logs) > 1:
+            std = own.std(axis=0, ddof=1)
+            axes.fill_between(steps, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+    for log in logs:
+        alone = log["step"] >= (steps[-1] if steps.size else -1)
+        if alone.sum() > 1 or not steps.size:
+            axes.plot(log["step"][alone], log[column][alone], color=colour, lw=0.6)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _style(name: str, position: int) -> tuple[str, object]:
+    i = METHODS.get(name, position % len(COLOURS))
+    return COLOURS[i], DASHES[i]

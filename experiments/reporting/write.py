@@ -1,0 +1,104 @@
+"""The report's files: report.md, index.html, figures/, tables/."""
+
+from pathlib import Path
+
+from experiments.reporting import exhibits, figures, page, provenance, tables
+from experiments.reporting.exhibits import PAPER_SEEDS, Section
+from experiments.reporting.figures import Absent, Figure
+from experiments.reporting.results import Results
+from experiments.reporting.tables import Cell, Column, Table
+
+TITLE = "rlx2_jax beside the paper"
+
+
+def write(results: Results, out: Path) -> list[str]:
+    """Writes everything below `out`; returns the warnings that the report shows."""
+    warnings = [*results.warnings, *provenance.differences(results)]
+    sections = [_overview(results)] if results.suites else []
+    sections += [exhibits.section(s) for n, s in results.suites.items() if n != "flops"]
+    sections.append(exhibits.ledger_section())
+    for name in ("figures", "tables"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        for item in section.items:
+            if isinstance(item, Figure):
+                figures.save(item, out / "figures")
+            elif isinstance(item, Table):
+                (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
+    text = banner(results)
+    (out / "report.md").write_text(_markdown(sections, warnings, text), "utf-8")
+    document = page.page(TITLE, sections, warnings, text, out / "figures")
+    (out / "index.html").write_text(document, "utf-8")
+    return warnings
+
+
+def banner(results: Results) -> str:
+    """One sentence on what these numbers are worth."""
+    if not results.suites:
+        return "No suite was found: only the ledger, which needs no run, is reported."
+    steps = {u.steps for s in results.suites.values() for u in s.units if u.steps}
+    steps = [x for x in steps if x] or [0]
+    fractions = [s.budget.get("fraction") for s in results.suites.values()]
+    known = [x for x in fractions if isinstance(x, int | float)]
+    share = min(known) if known else min(steps) / exhibits.PAPER_STEPS
+    counts = [
+        len({lane.seed for lane in u.named(n)})
+        for s in results.suites.values()
+        for u in s.units
+        for n in u.names
+    ]
+    fewest = min(counts, default=0)
+    if share >= 1 and fewest >= PAPER_SEEDS:
+        return "All runs have the paper's steps and at least its number of seeds."
+    budgets = dict.fromkeys(str(s.budget.get("name", "not named")) for s in results.suites.values())
+    most = max(counts, default=0)
+    seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return (
+        f"Not a reproduction of the paper's results. Budget: {', '.join(budgets)}; as little as "
+        f"{100 * share:.4g} % of the paper's steps and {seeds} seed(s) of each kind of run "
+        f"(paper: {PAPER_SEEDS}). Each section states its own."
+    )
+
+
+def _overview(results: Results) -> Section:
+    rows: list[tuple[Cell, ...]] = []
+    for suite in results.suites.values():
+        counts = [sum(u.status == s for u in suite.units) for s in ("finished", "unfinished")]
+        absent = sum(u.status == "missing" for u in suite.units)
+        share = suite.budget.get("fraction")
+        rows.append(
+            (
+                suite.name,
+                str(suite.budget.get("name", "not named")),
+                100.0 * share if isinstance(share, int | float) else "not stated",
+                len(suite.units),
+                *counts,
+                absent,
+                exhibits.seeds_found(suite).removeprefix("seeds found: "),
+            )
+        )
+    columns = (
+        Column("suite"),
+        Column("budget"),
+        Column("% of the paper's steps", digits=4),
+        *(Column(x, "units") for x in ("planned or found", "finished", "unfinished", "missing")),
+        Column("seeds found"),
+    )
+    table = Table("overview", "What was found", columns, tuple(rows))
+    return Section("overview", "Overview", (), [table])
+
+
+def _markdown(sections: list[Section], warnings: list[str], banner: str) -> str:
+    parts = [f"# {TITLE}", banner]
+    if warnings:
+        parts += ["## Problems found in the logs", "\n".join(f"- {w}" for w in warnings)]
+    for section in sections:
+        parts += [f"## {section.title}", *section.lead]
+        for item in section.items:
+            if isinstance(item, Table):
+                parts.append(tables.markdown(item).rstrip())
+            elif isinstance(item, Absent):
+                parts.append(f"*{item.title}: missing ({item.reason})*")
+            else:
+                parts.append(f"![{item.title}](figures/{item.key}.png)\n\n{item.title}.")
+    return "\n\n".join(parts) + "\n"
