@@ -8,6 +8,8 @@ from experiments.reporting.panels import Item, curve_panels
 from experiments.reporting.percent import Percentages, from_paper
 from experiments.reporting.results import Suite
 
+_SYMBOLS = {"zeta0": "ζ0", "mask_interval": "Δm", "buffer_interval": "Δb", "d0": "D0", "t0": "T0"}
+
 
 def show(*specs: Percentages, curves: bool = False) -> Callable[[Suite], list[Item]]:
     def make(suite: Suite) -> list[Item]:
@@ -31,8 +33,12 @@ def _sensitivity(key: str, title: str, field: str, values: dict[object, str]) ->
     name = f"sensitivity_{field}"
     every = list(dict.fromkeys(row[field] for row in paper.load(name)))
     lanes = {values.get(v, f"{field}={v}"): v for v in every}
-    columns = tuple((lane, f"{field}={v}") for lane, v in lanes.items())
+    columns = tuple((lane, f"{_SYMBOLS[field]} = {_number(v)}") for lane, v in lanes.items())
     return Percentages(key, title, columns, from_paper(name, field, lanes))
+
+
+def _number(value: float) -> str:
+    return "∞" if value == _INF else f"{value:,}"
 
 
 _INF = float("inf")

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from experiments.reporting import ablations, ledgers, maintable, percent, pictures
 from experiments.reporting.panels import Item, curve_panels
 from experiments.reporting.results import Suite
+from experiments.reporting.tables import Table
 
 PAPER_STEPS, PAPER_SEEDS = 3_000_000, 8
 
@@ -28,15 +29,17 @@ class Section:
     title: str
     lead: tuple[str, ...]
     items: list[Item] = field(default_factory=list)
+    stamp: str = ""  # what was run, for its figures
 
 
 def section(suite: Suite) -> Section:
-    """All of a suite's exhibits and its scores."""
+    """All of a suite's exhibits and its scores; every table and figure says what was run."""
     known = EXHIBITS.get(suite.name)
     items = known.make(suite) if known else curve_panels(suite)
+    items = [_stamped(item, suite) for item in items]
     lead = ((known.where,) if known else ()) + (difference(suite),)
     title = f"{suite.name}: {known.title if known else suite.title}"
-    return Section(suite.name, title, lead, [*items, percent.scores(suite)])
+    return Section(suite.name, title, lead, [*items, percent.scores(suite)], stamp(suite))
 
 
 def ledger_section() -> Section:
@@ -45,17 +48,34 @@ def ledger_section() -> Section:
     return Section("flops", f"flops: {known.title}", (known.where,), list(ledgers.flops_tables()))
 
 
+def _stamped(item: Item, suite: Suite) -> Item:
+    if isinstance(item, Table):
+        note = f"Ours: {stamp(suite)}; {seeds_found(suite)} (paper: {PAPER_SEEDS})."
+        return replace(item, notes=(note, *item.notes))
+    return item
+
+
+def stamp(suite: Suite) -> str:
+    """The budget in few words."""
+    name, share = suite.budget.get("name"), fraction(suite)
+    part = "an unknown part" if share is None else f"{100 * share:.4g} %"
+    return f"budget {name or 'not named'}, {part} of the paper's steps"
+
+
+def fraction(suite: Suite) -> float | None:
+    """The share of the paper's steps: as the budget has it, or the longest unit's."""
+    share = suite.budget.get("fraction")
+    if isinstance(share, int | float):
+        return float(share)
+    steps = [u.steps for u in suite.units if u.steps and u.kind == "train"]
+    return max(steps) / PAPER_STEPS if steps else None
+
+
 def difference(suite: Suite) -> str:
     """How this run differs from the paper's: steps, seeds, versions, what is not there."""
     parts = []
     steps = sorted({u.steps for u in suite.units if u.steps and u.kind == "train"})
-    name = suite.budget.get("name")
-    budget = f"budget {name}" if name else "budget not named"
-    share = suite.budget.get("fraction")
-    if not isinstance(share, int | float) and steps:
-        share = steps[-1] / PAPER_STEPS
-    if isinstance(share, int | float):
-        budget += f", {100 * share:.4g} % of the paper's steps"
+    budget = stamp(suite)
     if steps:
         shown = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
         budget += f" ({shown} of {PAPER_STEPS:,})"

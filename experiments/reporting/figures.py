@@ -4,7 +4,7 @@ Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in
 Legends stand below the axes, where they hide nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from experiments.reporting.stats import Interval
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), "-", "--")
 METHODS = {"dense": 6, "rlx2": 1, "rigl": 0, "set": 2, "ss": 3, "tiny": 4, "rigl+q*": 5}
-WIDTH, HEIGHT, DPI = 4.8, 3.1, 150
+WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -56,10 +56,11 @@ class Group(NamedTuple):
     lanes: Sequence[Lane]
 
 
-def save(figure: Figure, folder: Path) -> tuple[Path, Path]:
-    """Writes `<key>.png` and `<key>.svg`."""
+def save(figure: Figure, folder: Path, stamp: str = "") -> tuple[Path, Path]:
+    """Writes `<key>.png` and `<key>.svg`; `stamp`, small in a corner, says what was run."""
     with matplotlib.rc_context(_SETTINGS):
         canvas = figure.draw()
+        canvas.text(0.99, 0.99, stamp, ha="right", va="top", fontsize=6, color="0.4")
         png, svg = folder / f"{figure.key}.png", folder / f"{figure.key}.svg"
         canvas.savefig(png, dpi=DPI, metadata={"Software": None})
         canvas.savefig(svg, metadata={"Date": None, "Creator": None})
@@ -75,9 +76,10 @@ def curves(
     column: str = "mean_return",
 ) -> Canvas:
     """Mean over seeds ± one standard deviation, against steps."""
-    canvas, (axes,) = _canvas(title, len(groups))
-    for i, group in enumerate(groups):
-        _line(axes, group, _style(group.name, i), [x.evaluations for x in group.lanes], column)
+    canvas, (axes,) = _canvas(title, [_label(g) for g in groups])
+    styles = _styles(g.name for g in groups)
+    for group in groups:
+        _line(axes, group, styles[group.name], [x.evaluations for x in group.lanes], column)
     if column == "value_bias":
         axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -87,11 +89,12 @@ def curves(
 
 def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> Canvas:
     """Buffer length above, policy distance below, against steps."""
-    canvas, (top, bottom) = _canvas(title, len(groups), rows=2)
+    canvas, (top, bottom) = _canvas(title, [_label(g) for g in groups], rows=2)
+    styles = _styles(g.name for g in groups)
     panels = ((top, "buffer_length", "transitions"), (bottom, "policy_distance", "policy distance"))
     for axes, column, ylabel in panels:
-        for i, group in enumerate(groups):
-            _line(axes, group, _style(group.name, i), [x.metrics for x in group.lanes], column)
+        for group in groups:
+            _line(axes, group, styles[group.name], [x.metrics for x in group.lanes], column)
         axes.set_ylabel(ylabel)
     top.yaxis.set_major_formatter(EngFormatter(sep=""))
     top.tick_params(labelbottom=False)
@@ -121,9 +124,10 @@ def lines(
     series: dict[str, list[Point]], *, title: str, xlabel: str, ylabel: str, level: float | None
 ) -> Canvas:
     """A line of means with error bars for each name; `level` is a horizontal reference."""
-    canvas, (axes,) = _canvas(title, len(series))
+    canvas, (axes,) = _canvas(title, list(series))
+    styles = _styles(series)
     for i, (name, points) in enumerate(series.items()):
-        colour, dash = _style(name, i)
+        colour, dash = styles[name]
         axes.errorbar(
             [p.x for p in points],
             [p.mean for p in points],
@@ -145,11 +149,12 @@ def lines(
 
 def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str) -> Canvas:
     """A mark for each row, and a bar for its interval where there is one."""
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 0.3 * len(rows)))
-    axes = canvas.add_axes((0.2, 0.5 / canvas.get_figheight(), 0.76, 0))
-    axes.set_position((0.2, 0.5 / canvas.get_figheight(), 0.76, 1 - 0.85 / canvas.get_figheight()))
+    height = 1 + 0.3 * len(rows)
+    canvas = Canvas(figsize=(WIDTH, height))
+    axes = canvas.add_axes((0.2, 0.5 / height, 0.76, 1 - 0.95 / height))
+    styles = _styles(name for name, _, _ in rows)
     for i, (name, value, interval) in enumerate(rows):
-        colour, _ = _style(name.lower(), i)
+        colour, _ = styles[name]
         if interval is not None:
             axes.plot(interval, (i, i), color=colour, lw=7, alpha=0.35, solid_capstyle="butt")
         axes.plot([value], [i], "o", color=colour, ms=5)
@@ -165,7 +170,7 @@ def mask_images(first: np.ndarray | None, last: np.ndarray | None, *, title: str
     """A layer's mask `[in, out]` before and after: black where a link is, a row for each output."""
     shape = next(m.shape for m in (first, last) if m is not None)
     flat = shape[1] * 4 < shape[0]
-    canvas = Canvas(figsize=(WIDTH, 2.2 if flat else 3.0))
+    canvas = Canvas(figsize=(WIDTH, 2.4 if flat else 3.2))
     panels = canvas.subplots(2, 1) if flat else canvas.subplots(1, 2)
     for axes, mask, name in zip(panels, (first, last), ("first mask", "final mask"), strict=True):
         axes.set_title(name if mask is not None else f"{name}: missing")
@@ -173,43 +178,51 @@ def mask_images(first: np.ndarray | None, last: np.ndarray | None, *, title: str
         if mask is None:
             axes.set(xticks=[], yticks=[])
             continue
-        axes.set_title(f"{name}: {int(mask.sum()):,} of {mask.size:,} links")
+        join = ": " if flat else "\n"
+        axes.set_title(f"{name}{join}{int(mask.sum()):,} of {mask.size:,} links", fontsize=8.5)
         axes.imshow(~mask.T, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set_yticks([0, shape[1] - 1] if shape[1] > 1 else [0])
         for side in ("top", "right"):
             axes.spines[side].set_visible(True)
-    canvas.suptitle(title, fontsize=9.5)
+    canvas.suptitle(title, fontsize=9.5, y=0.94)
     if flat:
-        canvas.subplots_adjust(0.1, 0.2, 0.97, 0.8, hspace=1.5)
+        canvas.subplots_adjust(0.13, 0.2, 0.97, 0.74, hspace=1.6)
         panels[0].set_xlabel("")
     else:
-        canvas.subplots_adjust(0.1, 0.16, 0.97, 0.82, wspace=0.3)
+        canvas.subplots_adjust(0.13, 0.16, 0.97, 0.73, wspace=0.3)
         panels[1].set_ylabel("")
     return canvas
 
 
 def connections(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
     """Links from each input dimension, before and after."""
-    canvas, (axes,) = _canvas(title, 2)
+    canvas, (axes,) = _canvas(title, ["first mask", "final mask"])
     for mask, name, colour, dash in (
         (first, "first mask", COLOURS[0], "--"),
         (last, "final mask", COLOURS[1], "-"),
     ):
         if mask is not None:
             counts = mask.sum(axis=1)
-            axes.stairs(counts, np.arange(counts.size + 1) + 0.5, color=colour, ls=dash, label=name)
+            axes.stairs(
+                counts,
+                np.arange(counts.size + 1) + 0.5,
+                baseline=None,
+                color=colour,
+                ls=dash,
+                label=name,
+            )
     axes.set(xlabel="input dimension", ylabel="links", ylim=(0, None))
     _legend(canvas, axes)
     return canvas
 
 
-def _canvas(title: str, entries: int, rows: int = 1) -> tuple[Canvas, list[Axes]]:
-    """Axes with a title above and room for a legend of so many entries below."""
-    below = 0.55 + 0.2 * -(-entries // 3)
-    height = below + 0.35 + (HEIGHT - 1.1) * (1 if rows == 1 else 1.45)
+def _canvas(title: str, labels: Sequence[str], rows: int = 1) -> tuple[Canvas, list[Axes]]:
+    """Axes with a title above and room for a legend of these labels below."""
+    below = 0.55 + 0.2 * -(-len(labels) // _columns(labels))
+    height = below + 0.45 + (HEIGHT - 1.1) * (1 if rows == 1 else 1.45)
     canvas = Canvas(figsize=(WIDTH, height))
     panels = canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-    canvas.subplots_adjust(0.15, below / height, 0.97, 1 - 0.32 / height, hspace=0.12)
+    canvas.subplots_adjust(0.15, below / height, 0.97, 1 - 0.42 / height, hspace=0.12)
     panels[0].set_title(title)
     for axes in panels:
         axes.grid(alpha=0.3)
@@ -219,7 +232,17 @@ def _canvas(title: str, entries: int, rows: int = 1) -> tuple[Canvas, list[Axes]
 def _legend(canvas: Canvas, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        canvas.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=8)
+        ncols = _columns(labels)
+        canvas.legend(handles, labels, loc="lower center", ncols=ncols, frameon=False, fontsize=8)
+
+
+def _columns(labels: Sequence[str]) -> int:
+    return 3 if max(map(len, labels), default=0) <= 15 else 2
+
+
+def _label(group: Group) -> str:
+    seeds = sum(lane.evaluations["step"].size > 0 for lane in group.lanes)
+    return f"{group.label} ({seeds})"
 
 
 def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str) -> None:
@@ -233,10 +256,9 @@ def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str)
         steps = np.intersect1d(steps, log["step"])
     own = np.array([log[column][np.isin(log["step"], steps)] for log in logs])
     if steps.size:
-        label = f"{group.label} ({len(logs)})"
         mean = own.mean(axis=0)
         point = {"marker": "o", "ms": 3} if steps.size < 12 else {}
-        axes.plot(steps, mean, color=colour, ls=dash, lw=1.6, label=label, **point)
+        axes.plot(steps, mean, color=colour, ls=dash, lw=1.6, label=_label(group), **point)
         if len(logs) > 1:
             std = own.std(axis=0, ddof=1)
             axes.fill_between(steps, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
@@ -247,6 +269,12 @@ def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _style(name: str, position: int) -> tuple[str, object]:
-    i = METHODS.get(name, position % len(COLOURS))
-    return COLOURS[i], DASHES[i]
+def _styles(names: Iterable[str]) -> dict[str, tuple[str, Any]]:
+    """Colour and dashes: a method's own, for other names those that are left."""
+    names = list(names)
+    used = {METHODS[n.lower()] for n in names if n.lower() in METHODS}
+    free = [i for i in range(len(COLOURS)) if i not in used] or [*range(len(COLOURS))]
+    others = [n for n in names if n.lower() not in METHODS]
+    place = {n: free[k % len(free)] for k, n in enumerate(others)}
+    chosen = {n: place.get(n, METHODS.get(n.lower(), 0)) for n in names}
+    return {n: (COLOURS[i], DASHES[i]) for n, i in chosen.items()}

@@ -21,7 +21,7 @@ def curve_panels(
     """One panel for each unit."""
     found: list[Item] = []
     for unit in suite.units if units is None else units:
-        title = f"{unit.algo.upper()} {unit.env}" if tag == "curves" else f"{unit.name}, {tag}"
+        title = f"{unit.algo.upper()} {unit.env}" + ("" if tag == "curves" else f", {tag}")
         found.append(panel(suite, unit.name, title, [unit], column, ylabel, tag))
     return found
 

@@ -22,7 +22,7 @@ def write(results: Results, out: Path) -> list[str]:
     for section in sections:
         for item in section.items:
             if isinstance(item, Figure):
-                figures.save(item, out / "figures")
+                figures.save(item, out / "figures", section.stamp)
             elif isinstance(item, Table):
                 (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
     text = banner(results)
@@ -36,11 +36,7 @@ def banner(results: Results) -> str:
     """One sentence on what these numbers are worth."""
     if not results.suites:
         return "No suite was found: only the ledger, which needs no run, is reported."
-    steps = {u.steps for s in results.suites.values() for u in s.units if u.steps}
-    steps = [x for x in steps if x] or [0]
-    fractions = [s.budget.get("fraction") for s in results.suites.values()]
-    known = [x for x in fractions if isinstance(x, int | float)]
-    share = min(known) if known else min(steps) / exhibits.PAPER_STEPS
+    share = min(exhibits.fraction(s) or 0.0 for s in results.suites.values())
     counts = [
         len({lane.seed for lane in u.named(n)})
         for s in results.suites.values()
@@ -65,12 +61,12 @@ def _overview(results: Results) -> Section:
     for suite in results.suites.values():
         counts = [sum(u.status == s for u in suite.units) for s in ("finished", "unfinished")]
         absent = sum(u.status == "missing" for u in suite.units)
-        share = suite.budget.get("fraction")
+        share = exhibits.fraction(suite)
         rows.append(
             (
                 suite.name,
                 str(suite.budget.get("name", "not named")),
-                100.0 * share if isinstance(share, int | float) else "not stated",
+                "not stated" if share is None else f"{100 * share:.4g}",
                 len(suite.units),
                 *counts,
                 absent,
@@ -80,7 +76,7 @@ def _overview(results: Results) -> Section:
     columns = (
         Column("suite"),
         Column("budget"),
-        Column("% of the paper's steps", digits=4),
+        Column("% of the paper's steps"),
         *(Column(x, "units") for x in ("planned or found", "finished", "unfinished", "missing")),
         Column("seeds found"),
     )
