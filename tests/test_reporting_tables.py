@@ -124,8 +124,9 @@ def test_unfinished_units_are_marked(tmp_path: Path) -> None:
 def test_what_was_run_stands_on_every_table(tmp_path: Path) -> None:
     found = suite(tmp_path, "nstep", ["dense", "1-step"])
     assert exhibits.difference(found) == (
-        "Ours: budget smoke, 0.01 % of the paper's steps (300 of 3,000,000); seeds found: 2 of 2 "
-        "planned (paper: 8); -v5 environments (paper: -v3)."
+        "Ours: budget smoke, 0.01 % of the paper's steps (300); seeds found: 2 of 2 planned "
+        "(paper: 8); a score is the mean of 3 evaluations (paper: 30); -v5 environments "
+        "(paper: -v3)."
     )
     note = (
         "Ours: budget smoke, 0.01 % of the paper's steps; seeds found: 2 of 2 planned (paper: 8)."

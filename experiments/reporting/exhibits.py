@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from experiments.reporting import ablations, ledgers, maintable, percent, pictures
 from experiments.reporting.panels import Item, curve_panels
-from experiments.reporting.results import Suite
+from experiments.reporting.results import SCORED, Suite
 from experiments.reporting.tables import Table
 
 PAPER_STEPS, PAPER_SEEDS = 3_000_000, 8
@@ -77,10 +77,12 @@ def difference(suite: Suite) -> str:
     steps = sorted({u.steps for u in suite.units if u.steps and u.kind == "train"})
     budget = stamp(suite)
     if steps:
-        shown = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
-        budget += f" ({shown} of {PAPER_STEPS:,})"
+        budget += f" ({_range(steps)})"
     parts.append(budget)
     parts.append(f"{seeds_found(suite)} (paper: {PAPER_SEEDS})")
+    used = sorted({x.evaluations_used for u in suite.units for x in u.lanes if x.evaluations_used})
+    if used and used[0] < SCORED:
+        parts.append(f"a score is the mean of {_range(used)} evaluations (paper: {SCORED})")
     versions = sorted({m[0] for u in suite.units if (m := re.search(r"-v\d+$", u.env))})
     if versions:
         parts.append(f"{', '.join(versions)} environments (paper: -v3)")
@@ -89,18 +91,18 @@ def difference(suite: Suite) -> str:
     return f"Ours: {'; '.join(parts)}."
 
 
+def _range(values: list[int]) -> str:
+    low, high = min(values, default=0), max(values, default=0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def seeds_found(suite: Suite) -> str:
     """The least and most seeds of any name of lanes, found and planned."""
-
-    def text(counts: list[int]) -> str:
-        low, high = min(counts, default=0), max(counts, default=0)
-        return f"{low}" if low == high else f"{low} to {high}"
-
     names = [(u, n) for u in suite.units for n in u.names]
     found = [len({x.seed for x in u.named(n)}) for u, n in names]
     planned = [len({s for m, s in u.planned if m == n}) for u, n in names]
-    wanted = f" of {text(planned)} planned" if any(planned) else ""
-    return f"seeds found: {text(found)}{wanted}"
+    wanted = f" of {_range(planned)} planned" if any(planned) else ""
+    return f"seeds found: {_range(found)}{wanted}"
 
 
 EXHIBITS = {

@@ -36,6 +36,8 @@ def make(suite: Suite) -> list[Item]:
             if values and np.isfinite(values).all():
                 rows.append((heading, stats.iqm(values), stats.bootstrap(strata)))
         title = f"{' and '.join(a.upper() for a in group)}, all tasks"
+        if not all(percent.whole(suite, group, name) for name, _ in everything.columns):
+            title += " (unfinished)"
         key = f"table2-iqm-{'-'.join(group)}"
         note = f"{title}: interquartile mean with its stratified bootstrap interval"
         draw = partial(figures.intervals, rows, title=title)

@@ -42,7 +42,8 @@ thead th { background: var(--band); font-weight: 600; }
 th.group { text-align: center; border-left: 1px solid var(--line); }
 th.group:first-child, th:first-child { text-align: left; border-left: 0; }
 th[scope=row], thead tr:last-child th:first-child { position: sticky; left: 0;
-  background: var(--band); font-weight: 500; max-width: 12rem; white-space: normal; }
+  background: var(--band); font-weight: 500; min-width: 6.5rem; max-width: 12rem;
+  white-space: normal; }
 tbody tr:last-child > * { border-bottom: 0; }
 td.missing { color: var(--soft); font-style: italic; }
 .notes, .lead { color: var(--soft); font-size: .875rem; }
@@ -50,7 +51,8 @@ td.missing { color: var(--soft); font-style: italic; }
 .grid { display: grid; gap: 1rem; margin: 1.5rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); align-items: start; }
 .grid figure { margin: 0; }
-.grid figcaption { color: var(--soft); font-size: .8125rem; }
+summary + .scroll { margin-top: .2rem; }
+.grid figcaption { margin-top: .35rem; color: var(--soft); font-size: .8125rem; }
 img { display: block; width: 100%; height: auto; background: #fff; border-radius: .3rem; }
 .absent { border: 1px dashed var(--line); padding: 2rem 1rem; text-align: center;
   color: var(--soft); border-radius: .3rem; }

@@ -81,7 +81,8 @@ def table(suite: Suite, spec: Percentages) -> Table:
 def aggregate(suite: Suite, spec: Percentages, key: str, title: str) -> Table:
     """Over tasks and seeds: mean, IQM and its stratified bootstrap interval, for each lane name."""
     rows: list[tuple[Cell, ...]] = []
-    groups = [*((a,) for a in spec.algos), *([spec.algos] if len(spec.algos) > 1 else [])]
+    many = len(spec.algos) > 1
+    groups = [*((a,) for a in spec.algos), *([spec.algos] if many else [])]
     for algos in groups:
         for name, heading in spec.columns:
             strata = percentages(suite, algos, name)
@@ -90,8 +91,8 @@ def aggregate(suite: Suite, spec: Percentages, key: str, title: str) -> Table:
             )
             rows.append(
                 (
-                    f"{'+'.join(a.upper() for a in algos)} {heading}",
-                    *pooled(strata, len(TASKS) * len(algos)),
+                    f"{'+'.join(a.upper() for a in algos)} {heading}" if many else heading,
+                    *pooled(strata, len(TASKS) * len(algos), whole(suite, algos, name)),
                     printed.mean if printed else "not printed",
                 )
             )
@@ -118,16 +119,22 @@ def percentages(suite: Suite, algos: Sequence[str], name: str) -> dict[str, list
     return found
 
 
-def pooled(strata: Mapping[str, Sequence[float]], tasks: int) -> list[Cell]:
-    """Tasks, runs, mean, spread, IQM and interval."""
+def whole(suite: Suite, algos: Sequence[str], name: str) -> bool:
+    """Whether all runs of a name that enter percentages, and dense ones, have all their steps."""
+    units = [unit_of(suite, algo, task) for algo in algos for task in TASKS]
+    return all(x.finished for u in units if u for n in (name, "dense") for x in u.named(n))
+
+
+def pooled(strata: Mapping[str, Sequence[float]], tasks: int, whole: bool) -> list[Cell]:
+    """Tasks, runs (marked unless all are whole), mean, spread, IQM and interval."""
     values = [x for one in strata.values() for x in one]
     if not values:
-        return [f"0 of {tasks}", 0, None, None, None, None]
+        return [f"0 of {tasks}", "0", None, None, None, None]
     finite = all(math.isfinite(x) for x in values)
     interval = stats.bootstrap(strata) if finite else None
     return [
         f"{len(strata)} of {tasks}",
-        len(values),
+        f"{len(values)}" + ("" if whole else " †"),
         fmean(fmean(one) for one in strata.values()),
         _or("one run", stats.spread(values)),
         stats.iqm(values) if finite else math.nan,

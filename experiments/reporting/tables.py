@@ -73,9 +73,9 @@ class Table:
 
     def all_notes(self) -> list[str]:
         """The notes, and what the marks mean that occur."""
-        used = {
-            m for row in self.rows for cell in row if isinstance(cell, Value) for m in cell.marks
-        }
+        cells = [cell for row in self.rows for cell in row]
+        texts = [x.marks if isinstance(x, Value) else x for x in cells]
+        used = {mark for x in texts if isinstance(x, str) for mark in x}
         return [*self.notes, *(f"{mark} {MARKS[mark]}." for mark in MARKS if mark in used)]
 
 
