@@ -84,7 +84,8 @@ def test_logs_without_rows(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     log = csvlog.read(path, ("lane", "step"))
     assert message in log.problems[0] and log.columns["step"].size == 0
-    assert "cannot be read" in csvlog.read(tmp_path / "none.csv", ("lane",)).problems[0]
+    assert csvlog.read(tmp_path / "none.csv", ("lane",)).problems == ["none.csv is missing"]
+    assert "cannot be read" in csvlog.read(tmp_path, ("lane",)).problems[0]
 
 
 def test_empty_values_are_not_numbers(tmp_path: Path) -> None:

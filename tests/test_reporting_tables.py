@@ -66,7 +66,8 @@ def test_percent_of_dense_by_hand(tmp_path: Path) -> None:
     average = row(table_of(found, "table2"), "TD3 average")
     assert average["RLx2: ours"] == "110.0 (1 of 4 tasks)" and average["RLx2: paper"] == "99.7"
     assert row(table_of(found, "table2"), "SAC average")["RLx2: ours"] == "missing"
-    assert row(table_of(found, "table2"), "average")["RLx2: paper"] == "101.8"
+    overall = row(table_of(found, "table2"), "average")
+    assert overall["RLx2: ours"] == "110.0 (1 of 8 tasks)" and overall["RLx2: paper"] == "101.8"
     deviations = row(table_of(found, "table7"), "TD3 Hopper")
     assert deviations["RLx2: ours"] == "110.0 ± 14.1"
     assert deviations["RLx2: paper"] == "97.0 ± 17.6"
@@ -194,6 +195,18 @@ def test_humanoid_has_returns(tmp_path: Path) -> None:
     assert rlx2["256 hidden units: ours"] == "1650.0 ± 212.1"
     assert rlx2["256 hidden units: paper"] == "5482.0 ± 603.0"
     assert rlx2["1024 hidden units: ours"] == "missing"
+
+
+def test_smaller_budgets_are_told(tmp_path: Path) -> None:
+    """Narrow layers stand under the paper's width, and the section says so."""
+    unit = logs.unit("humanoid-1024", "Humanoid-v5", [logs.lane("ss", 0)], hidden=[64, 64])
+    options = {"narrower": 16, "batch_size": 16, "env_options": {"max_episode_steps": 40}}
+    logs.run(logs.plan(tmp_path, "humanoid", [unit], **options), unit, returns)
+    found = results.load(tmp_path, KNOWN).suites["humanoid"]
+    assert row(table_of(found, "table14"), "SS")["1024 hidden units: ours"] == "300.0"
+    text = exhibits.difference(found)
+    assert "hidden layers 16 times narrower; batches of 16 (at full budget: 256)" in text
+    assert "max_episode_steps = 40" in text
 
 
 def test_sparsity_levels(tmp_path: Path) -> None:

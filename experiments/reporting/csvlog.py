@@ -24,6 +24,8 @@ def read(path: Path, wanted: Sequence[str]) -> Log:
     empty = {name: np.zeros(0) for name in wanted}
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return Log(empty, [f"{path.name} is missing"])
     except OSError as error:
         return Log(empty, [f"{path.name} cannot be read: {error.strerror}"])
     if not text:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from experiments.reporting import ablations, ledgers, maintable, percent, pictures
 from experiments.reporting.panels import Item, curve_panels
@@ -83,12 +84,30 @@ def difference(suite: Suite) -> str:
     used = sorted({x.evaluations_used for u in suite.units for x in u.lanes if x.evaluations_used})
     if used and used[0] < SCORED:
         parts.append(f"a score is the mean of {_range(used)} evaluations (paper: {SCORED})")
+    parts += _smaller(suite.budget)
     versions = sorted({m[0] for u in suite.units if (m := re.search(r"-v\d+$", u.env))})
     if versions:
         parts.append(f"{', '.join(versions)} environments (paper: -v3)")
     counts = {s: sum(u.status == s for u in suite.units) for s in ("unfinished", "missing")}
     parts += [f"{n} of {len(suite.units)} units {status}" for status, n in counts.items() if n]
     return f"Ours: {'; '.join(parts)}."
+
+
+def _smaller(budget: dict[str, Any]) -> list[str]:
+    """What else a budget changes of the paper's experiment."""
+    found = []
+    if budget.get("narrower", 1) != 1:
+        found.append(f"hidden layers {budget['narrower']} times narrower")
+    for name, text, printed in (
+        ("batch_size", "batches of", 256),
+        ("episodes", "episodes of an evaluation:", 10),
+    ):
+        if budget.get(name, printed) != printed:
+            found.append(f"{text} {budget[name]} (at full budget: {printed})")
+    options = budget.get("env_options")
+    if isinstance(options, dict):
+        found += [f"{name} = {value}" for name, value in options.items()]
+    return found
 
 
 def _range(values: list[int]) -> str:

@@ -51,30 +51,31 @@ def table(suite: Suite, spec: Percentages) -> Table:
     columns = [Column("task")]
     for _, heading in spec.columns:
         columns += [Column("ours", heading, **style), Column("paper", heading, **style)]
-    rows: list[tuple[Cell, ...]] = []
-    averages: dict[str, dict[str, Value | None]] = {}
+    names = [name for name, _ in spec.columns]
+    ours = {
+        (algo, task, name): scale.value(unit_of(suite, algo, task), name)
+        for algo in spec.algos
+        for task in TASKS
+        for name in names
+    }
+
+    def line(algos: Sequence[str], task: str) -> tuple[Cell, ...]:
+        """A task's row, or an average's, over all tasks of `algos`."""
+        cells: list[Cell] = []
+        whose = algos[0] if len(algos) == 1 else "average"
+        for name in names:
+            if task == "average":
+                cells.append(average(ours[a, t, name] for a in algos for t in TASKS))
+            else:
+                cells.append(ours[algos[0], task, name])
+            cells.append(spec.printed.get((whose, task, name), "not printed"))
+        head = f"{whose.upper()} " if many and len(algos) == 1 else ""
+        return (f"{head}{task}", *cells)
+
     many = len(spec.algos) > 1
-    for algo in spec.algos:
-        units = {task: unit_of(suite, algo, task) for task in TASKS}
-        ours = {(t, n): scale.value(u, n) for t, u in units.items() for n, _ in spec.columns}
-        averages[algo] = {n: average(ours[t, n] for t in TASKS) for n, _ in spec.columns}
-        head = f"{algo.upper()} " if many else ""
-        for task in TASKS:
-            cells = [(ours[task, n], spec.printed.get((algo, task, n))) for n, _ in spec.columns]
-            rows.append((f"{head}{task}", *_flat(cells)))
-        cells = [
-            (averages[algo][n], spec.printed.get((algo, "average", n))) for n, _ in spec.columns
-        ]
-        rows.append((f"{head}average", *_flat(cells)))
+    rows = [line((algo,), task) for algo in spec.algos for task in (*TASKS, "average")]
     if many:
-        cells = [
-            (
-                average(averages[algo][n] for algo in spec.algos),
-                spec.printed.get(("average", "average", n)),
-            )
-            for n, _ in spec.columns
-        ]
-        rows.append(("average", *_flat(cells)))
+        rows.append(line(spec.algos, "average"))
     return Table(spec.key, spec.title, tuple(columns), tuple(rows), tuple(raw_notes(suite)))
 
 
@@ -147,10 +148,6 @@ def raw_notes(suite: Suite) -> list[str]:
     scale = Scale(suite)
     found = [scale.why_raw(unit) for unit in suite.units if unit.lanes]
     return [f"{note}: raw returns are shown." for note in dict.fromkeys(found) if note]
-
-
-def _flat(pairs: list[tuple[Value | None, Value | None]]) -> list[Cell]:
-    return [cell for ours, printed in pairs for cell in (ours, printed or "not printed")]
 
 
 def _or(text: str, value: float | None) -> Cell:

@@ -125,7 +125,7 @@ def humanoid(suite: Suite) -> list[Item]:
     """Table 14 and figure 11."""
     printed = {(r["hidden"], r["method"]): r for r in paper.load("humanoid")}
     widths = list(dict.fromkeys(width for width, _ in printed))
-    units = {u.hidden[0]: u for u in suite.units if u.hidden}
+    units = {u.name: u for u in suite.units}  # a small budget's layers are narrower than named
     columns, rows = [Column("method")], []
     for width in widths:
         columns += [Column(x, f"{width} hidden units", spread=True) for x in ("ours", "paper")]
@@ -133,7 +133,7 @@ def humanoid(suite: Suite) -> list[Item]:
         cells: list[Cell] = [label(method)]
         for width in widths:
             row = printed[width, method]
-            cells.append(scores.returns(units.get(width), method))
+            cells.append(scores.returns(units.get(f"humanoid-{width}"), method))
             cells.append(Value(row["mean_return"], row["std"]))
         rows.append(tuple(cells))
     title = "Table 14, top: returns in Humanoid, with standard deviations"
