@@ -230,6 +230,24 @@ def test_seeds_that_go_on_alone_are_drawn(tmp_path: Path) -> None:
     assert "| inverted-pendulum: SS | 0 of 1 | missing |" in markdown
 
 
+def test_numbers_that_are_not_finite_are_said(tmp_path: Path) -> None:
+    lanes = [logs.lane(n, s) for n in ("dense", "rlx2", "ss") for s in (0, 1)]
+    unit = logs.unit("td3-hopper", "Hopper-v5", lanes)
+    path = logs.run(
+        logs.plan(tmp_path / "logs", "table2", [unit]),
+        unit,
+        lambda name, seed, step: float("nan") if (name, seed) == ("rlx2", 1) else 5.0 + seed,
+    )
+    text = (path / "evaluations.csv").read_text()
+    (path / "evaluations.csv").write_text(re.sub(r"[^,]+,2$", "nan,nan", text, flags=re.M))
+    assert report.report(tmp_path / "logs", tmp_path / "out") == 0
+    with (tmp_path / "out" / "tables" / "table2.csv").open() as file:
+        hopper = next(r for r in csv.DictReader(file) if r["task"] == "TD3 Hopper")
+    assert (hopper["RLx2: ours"], float(hopper["SS: ours"])) == ("nan", 100)
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "not finite" in markdown and "(rlx2, seed 1) is not finite" in markdown
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     logs.plan(tmp_path, "topology", [])
 

@@ -122,6 +122,10 @@ def test_damaged_json(tmp_path: Path) -> None:
     assert only(found).status == "missing" and "config.json is no whole" in found.warnings[0]
     (path / "config.json").write_text("[1]")
     assert "holds no object" in results.load(tmp_path, KNOWN).warnings[0]
+    (path / "config.json").write_text('{"format": 1, "config": [], "lanes": [{"seed": "x"}]}')
+    found = results.load(tmp_path, KNOWN)
+    assert only(found).status == "missing"
+    assert "td3-hopper is not what a run leaves behind" in found.warnings[-1]
     (path / "config.json").write_text(whole)
     (path.parent / "suite.json").unlink()
     found = results.load(tmp_path, KNOWN)

@@ -143,10 +143,16 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
             warnings.append(f"{name}/{extra} is not in the suite's plan")
         planned[extra] = {}
     read = METRICS if name in WITH_METRICS else ()
-    units = tuple(_unit(folder / u, p, read, warnings) for u, p in planned.items())
+    units = []
+    for unit, own in planned.items():
+        try:
+            units.append(_unit(folder / unit, own, read, warnings))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            warnings.append(f"{name}/{unit} is not what a run leaves behind ({error!r}): not read")
+            units.append(Unit(unit, "train", "", "", (), None, "missing", (), folder / unit))
     budget = plan.get("budget")
     budget = budget if isinstance(budget, dict) else {}
-    return Suite(name, str(plan.get("title") or title), budget, units)
+    return Suite(name, str(plan.get("title") or title), budget, tuple(units))
 
 
 def _unit(
