@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from experiments.reporting.results import Lane
 from experiments.reporting.stats import Interval
@@ -255,6 +255,11 @@ def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str)
     for log in logs[1:]:
         steps = np.intersect1d(steps, log["step"])
     own = np.array([log[column][np.isin(log["step"], steps)] for log in logs])
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if not any(np.isfinite(log[column]).any() for log in logs):
+        axes.plot([], [], color=colour, ls=dash, label=f"{group.label} (none)")
+        return
     if steps.size:
         mean = own.mean(axis=0)
         point = {"marker": "o", "ms": 3} if steps.size < 12 else {}
@@ -266,7 +271,6 @@ def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str)
         alone = log["step"] >= (steps[-1] if steps.size else -1)
         if alone.sum() > 1 or not steps.size:
             axes.plot(log["step"][alone], log[column][alone], color=colour, lw=0.6)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _styles(names: Iterable[str]) -> dict[str, tuple[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
+from experiments.reporting.scores import label
 from experiments.reporting.tables import Cell, Column, Table
 from rlx2_jax import accounting
 
@@ -139,7 +140,7 @@ def _table6() -> Table:
 
         wide, printed = ratio("Hopper", (10**6, 10**6)), float(row["train_flops"])
         own = [ratio(task, HIDDEN) for task in tasks]
-        rows.append((f"{algo.upper()} {method}", wide, printed, wide - printed, *own))
+        rows.append((f"{algo.upper()} {label(method)}", wide, printed, wide - printed, *own))
     columns = [Column("run")]
     columns += [Column(x, "wide layers", 5) for x in ("ours", "paper", "difference")]
     columns += [Column(task, "ours, with the task's sizes", 5) for task in tasks]

@@ -29,13 +29,15 @@ def make(suite: Suite) -> list[Item]:
     everything = Percentages("", "", (("dense", "Dense"), *columns), printed, algos)
     found.append(percent.aggregate(suite, everything, "table2-aggregate", "Over tasks and seeds"))
     for group in (("td3",), ("sac",), algos):
-        rows = []
+        rows, tasks = [], set()
         for name, heading in everything.columns:
             strata = percent.percentages(suite, group, name)
             values = [x for one in strata.values() for x in one]
             if values and np.isfinite(values).all():
+                tasks |= strata.keys()
                 rows.append((heading, stats.iqm(values), stats.bootstrap(strata)))
-        title = f"{' and '.join(a.upper() for a in group)}, all tasks"
+        share = f"{len(tasks)} of {len(percent.TASKS) * len(group)} tasks"
+        title = f"{' and '.join(a.upper() for a in group)}, {share}"
         if not all(percent.whole(suite, group, name) for name, _ in everything.columns):
             title += " (unfinished)"
         key = f"table2-iqm-{'-'.join(group)}"

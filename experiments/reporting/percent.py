@@ -97,7 +97,7 @@ def aggregate(suite: Suite, spec: Percentages, key: str, title: str) -> Table:
                     printed.mean if printed else "not printed",
                 )
             )
-    names = ("tasks", "runs", "mean of tasks", "std", "IQM", "95 % interval of the IQM")
+    names = ("tasks", "runs", "mean over tasks", "std", "IQM", "95 % interval of the IQM")
     notes = (
         "Percent of dense. IQM: mean of the middle half of all runs; its interval by resampling "
         f"seeds within each task, {stats.REPLICATES} times, with the dense mean held fixed. "
@@ -146,7 +146,8 @@ def pooled(strata: Mapping[str, Sequence[float]], tasks: int, whole: bool) -> li
 def raw_notes(suite: Suite) -> list[str]:
     """Why some units are not in percent."""
     scale = Scale(suite)
-    found = [scale.why_raw(unit) for unit in suite.units if unit.lanes]
+    units = [u for u in suite.units if any(lane.evaluations_used for lane in u.lanes)]
+    found = [scale.why_raw(unit) for unit in units]
     return [f"{note}: raw returns are shown." for note in dict.fromkeys(found) if note]
 
 
