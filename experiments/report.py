@@ -21,6 +21,7 @@ def report(logdir: Path, out: Path, suites: list[str] | None = None) -> int:
     Returns 0, 1 where no suite was found (the ledger is reported all the same), or 2 where a name
     is unknown (the others are reported) or nothing can be read.
     """
+    suites = None if suites == ["all"] else suites
     unknown = [name for name in suites or [] if name not in EXHIBITS]
     titles = {name: exhibit.title for name, exhibit in EXHIBITS.items()}
     try:
@@ -40,7 +41,12 @@ def report(logdir: Path, out: Path, suites: list[str] | None = None) -> int:
             f"{logdir.name} holds no suite (<logdir>/<suite>/suite.json): only the ledger is "
             f"reported; run python -m experiments.sweep first"
         )
-    for warning in write.write(found, out):
+    try:
+        warnings = write.write(found, out)
+    except OSError as error:
+        print(f"error: the report cannot be written to {out}: {error.strerror}", file=sys.stderr)
+        return 2
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if unknown:
         print(
@@ -64,5 +70,5 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
     flags.DEFINE_string("out", None, "Where the report goes; default: <logdir>/report.")
-    flags.DEFINE_list("suites", None, "Only these suites; default: all that are there.")
+    flags.DEFINE_list("suites", None, "Only these suites; default, or all: what is there.")
     app.run(main)

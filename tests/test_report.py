@@ -167,7 +167,7 @@ def test_an_empty_directory_still_gives_the_ledger(tmp_path: Path, capsys) -> No
     assert "logs holds no suite (<logdir>/<suite>/suite.json)" in capsys.readouterr().err
     found = Page((tmp_path / "out" / "index.html").read_text())
     assert {"flops-table2", "flops-table5", "flops-table6"} <= set(found.ids)
-    assert "No suite was found" in "".join(found.text)
+    assert "Nothing was trained" in "".join(found.text)
     assert report.report(tmp_path / "none", tmp_path / "out") == 2
     assert "error: " in capsys.readouterr().err
 
@@ -184,8 +184,18 @@ def test_bad_names_are_told_and_the_others_reported(tmp_path: Path, capsys) -> N
     markdown = (out / "report.md").read_text()
     assert "## nstep: " in markdown and "## topology: " not in markdown
     assert "suite toy was asked for" in markdown
+    assert (out / "tables" / "table3-nstep.csv").exists()
+    (out / "tables" / "mine.txt").touch()
     assert report.report(tmp_path, out, ["flops"]) == 0
     assert "## nstep: " not in (out / "report.md").read_text()
+    # An earlier report's files are gone, others are not.
+    left = {p.name for p in (out / "tables").iterdir()}
+    assert "mine.txt" in left and "table3-nstep.csv" not in left
+    assert report.report(tmp_path, out, ["all"]) == 0
+    assert "## nstep: " in (out / "report.md").read_text()
+    (tmp_path / "file").touch()
+    assert report.report(tmp_path, tmp_path / "file") == 2
+    assert "error: the report cannot be written to" in capsys.readouterr().err
 
 
 def test_problems_are_in_the_report(tmp_path: Path, capsys) -> None:
