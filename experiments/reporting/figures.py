@@ -1,6 +1,6 @@
 """Figures: one panel each, so that a page can stack them on a narrow screen.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes as well.
+Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes and markers as well.
 Legends stand below the axes, where they hide nothing.
 """
 
@@ -20,6 +20,7 @@ from experiments.reporting.stats import Interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), "-", "--")
+MARKERS = "sDv^PXo*"
 METHODS = {"dense": 6, "rlx2": 1, "rigl": 0, "set": 2, "ss": 3, "tiny": 4, "rigl+q*": 5}
 WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
 _SETTINGS: dict[Any, Any] = {
@@ -46,6 +47,12 @@ class Absent:
 
     title: str
     reason: str
+
+
+class Style(NamedTuple):
+    colour: str
+    dashes: Any
+    marker: str
 
 
 class Group(NamedTuple):
@@ -126,8 +133,8 @@ def lines(
     """A line of means with error bars for each name; `level` is a horizontal reference."""
     canvas, (axes,) = _canvas(title, list(series))
     styles = _styles(series)
-    for i, (name, points) in enumerate(series.items()):
-        colour, dash = styles[name]
+    for name, points in series.items():
+        colour, dash, marker = styles[name]
         axes.errorbar(
             [p.x for p in points],
             [p.mean for p in points],
@@ -135,7 +142,7 @@ def lines(
             color=colour,
             ls=dash,
             lw=1.5,
-            marker="osD^vP"[i % 6],
+            marker=marker,
             ms=4,
             capsize=2,
             label=name,
@@ -154,7 +161,7 @@ def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str)
     axes = canvas.add_axes((0.2, 0.5 / height, 0.76, 1 - 0.95 / height))
     styles = _styles(name for name, _, _ in rows)
     for i, (name, value, interval) in enumerate(rows):
-        colour, _ = styles[name]
+        colour = styles[name].colour
         if interval is not None:
             axes.plot(interval, (i, i), color=colour, lw=7, alpha=0.35, solid_capstyle="butt")
         axes.plot([value], [i], "o", color=colour, ms=5)
@@ -245,9 +252,9 @@ def _label(group: Group) -> str:
     return f"{group.label} ({seeds})"
 
 
-def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str) -> None:
+def _line(axes: Axes, group: Group, style: Style, logs: list[dict], column: str) -> None:
     """The mean where all seeds are, its spread, and thin lines for seeds that go on alone."""
-    colour, dash = style
+    colour, dash, marker = style
     logs = [log for log in logs if log["step"].size]
     if not logs:
         return
@@ -255,30 +262,41 @@ def _line(axes: Axes, group: Group, style: tuple, logs: list[dict], column: str)
     for log in logs[1:]:
         steps = np.intersect1d(steps, log["step"])
     own = np.array([log[column][np.isin(log["step"], steps)] for log in logs])
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not any(np.isfinite(log[column]).any() for log in logs):
         axes.plot([], [], color=colour, ls=dash, label=f"{group.label} (none)")
         return
     if steps.size:
         mean = own.mean(axis=0)
-        point = {"marker": "o", "ms": 3} if steps.size < 12 else {}
-        axes.plot(steps, mean, color=colour, ls=dash, lw=1.6, label=_label(group), **point)
+        every = max(1, steps.size // 8)
+        long = steps.size >= 200  # noise hides dashes
+        axes.plot(
+            steps,
+            mean,
+            color=colour,
+            ls="-" if long else dash,
+            lw=1 if long else 1.4,
+            marker=marker,
+            ms=3.5,
+            markevery=(every // 2, every),
+            label=_label(group),
+        )
         if len(logs) > 1:
             std = own.std(axis=0, ddof=1)
-            axes.fill_between(steps, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+            axes.fill_between(steps, mean - std, mean + std, color=colour, alpha=0.12, lw=0)
     for log in logs:
         alone = log["step"] >= (steps[-1] if steps.size else -1)
         if alone.sum() > 1 or not steps.size:
             axes.plot(log["step"][alone], log[column][alone], color=colour, lw=0.6)
 
 
-def _styles(names: Iterable[str]) -> dict[str, tuple[str, Any]]:
-    """Colour and dashes: a method's own, for other names those that are left."""
+def _styles(names: Iterable[str]) -> dict[str, Style]:
+    """Colour, dashes and marker: a method's own, for other names those that are left."""
     names = list(names)
     used = {METHODS[n.lower()] for n in names if n.lower() in METHODS}
     free = [i for i in range(len(COLOURS)) if i not in used] or [*range(len(COLOURS))]
     others = [n for n in names if n.lower() not in METHODS]
     place = {n: free[k % len(free)] for k, n in enumerate(others)}
     chosen = {n: place.get(n, METHODS.get(n.lower(), 0)) for n in names}
-    return {n: (COLOURS[i], DASHES[i]) for n, i in chosen.items()}
+    return {n: Style(COLOURS[i], DASHES[i], MARKERS[i]) for n, i in chosen.items()}
