@@ -1,7 +1,7 @@
 """Figures: one panel each, so that a page can stack them on a narrow screen.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes and markers as well.
-Legends stand below the axes, where they hide nothing.
+Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes
+and markers as well. Legends stand below the axes, where they hide nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -83,20 +83,20 @@ def curves(
     column: str = "mean_return",
 ) -> Canvas:
     """Mean over seeds ± one standard deviation, against steps."""
-    canvas, (axes,) = _canvas(title, [_label(g) for g in groups])
+    canvas, (axes,) = new_canvas(title, [_label(g) for g in groups])
     styles = _styles(g.name for g in groups)
     for group in groups:
         _line(axes, group, styles[group.name], [x.evaluations for x in group.lanes], column)
     if column == "value_bias":
         axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    _legend(canvas, axes)
+    add_legend(canvas, axes)
     return canvas
 
 
 def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> Canvas:
     """Buffer length above, policy distance below, against steps."""
-    canvas, (top, bottom) = _canvas(title, [_label(g) for g in groups], rows=2)
+    canvas, (top, bottom) = new_canvas(title, [_label(g) for g in groups], rows=2)
     styles = _styles(g.name for g in groups)
     panels = ((top, "buffer_length", "transitions"), (bottom, "policy_distance", "policy distance"))
     for axes, column, ylabel in panels:
@@ -117,7 +117,7 @@ def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> C
             fontsize=8,
         )
     bottom.set_xlabel("environment steps")
-    _legend(canvas, top)
+    add_legend(canvas, top)
     return canvas
 
 
@@ -131,7 +131,7 @@ def lines(
     series: dict[str, list[Point]], *, title: str, xlabel: str, ylabel: str, level: float | None
 ) -> Canvas:
     """A line of means with error bars for each name; `level` is a horizontal reference."""
-    canvas, (axes,) = _canvas(title, list(series))
+    canvas, (axes,) = new_canvas(title, list(series))
     styles = _styles(series)
     for name, points in series.items():
         colour, dash, marker = styles[name]
@@ -150,7 +150,7 @@ def lines(
     if level is not None:
         axes.axhline(level, color="0.4", lw=0.8)
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    _legend(canvas, axes)
+    add_legend(canvas, axes)
     return canvas
 
 
@@ -173,57 +173,7 @@ def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str)
     return canvas
 
 
-def mask_images(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
-    """A layer's mask `[in, out]` before and after: black where a link is, a row for each output."""
-    shape = next(m.shape for m in (first, last) if m is not None)
-    flat = shape[1] * 4 < shape[0]
-    canvas = Canvas(figsize=(WIDTH, 2.4 if flat else 3.2))
-    panels = canvas.subplots(2, 1) if flat else canvas.subplots(1, 2)
-    for axes, mask, name in zip(panels, (first, last), ("first mask", "final mask"), strict=True):
-        axes.set_title(name if mask is not None else f"{name}: missing")
-        axes.set(xlabel="input", ylabel="output")
-        if mask is None:
-            axes.set(xticks=[], yticks=[])
-            continue
-        join = ": " if flat else "\n"
-        axes.set_title(f"{name}{join}{int(mask.sum()):,} of {mask.size:,} links", fontsize=8.5)
-        axes.imshow(~mask.T, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set_yticks([0, shape[1] - 1] if shape[1] > 1 else [0])
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(True)
-    canvas.suptitle(title, fontsize=9.5, y=0.94)
-    if flat:
-        canvas.subplots_adjust(0.13, 0.2, 0.97, 0.74, hspace=1.6)
-        panels[0].set_xlabel("")
-    else:
-        canvas.subplots_adjust(0.13, 0.16, 0.97, 0.73, wspace=0.3)
-        panels[1].set_ylabel("")
-    return canvas
-
-
-def connections(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
-    """Links from each input dimension, before and after."""
-    canvas, (axes,) = _canvas(title, ["first mask", "final mask"])
-    for mask, name, colour, dash in (
-        (first, "first mask", COLOURS[0], "--"),
-        (last, "final mask", COLOURS[1], "-"),
-    ):
-        if mask is not None:
-            counts = mask.sum(axis=1)
-            axes.stairs(
-                counts,
-                np.arange(counts.size + 1) + 0.5,
-                baseline=None,
-                color=colour,
-                ls=dash,
-                label=name,
-            )
-    axes.set(xlabel="input dimension", ylabel="links", ylim=(0, None))
-    _legend(canvas, axes)
-    return canvas
-
-
-def _canvas(title: str, labels: Sequence[str], rows: int = 1) -> tuple[Canvas, list[Axes]]:
+def new_canvas(title: str, labels: Sequence[str], rows: int = 1) -> tuple[Canvas, list[Axes]]:
     """Axes with a title above and room for a legend of these labels below."""
     below = 0.55 + 0.2 * -(-len(labels) // _columns(labels))
     height = below + 0.45 + (HEIGHT - 1.1) * (1 if rows == 1 else 1.45)
@@ -236,7 +186,7 @@ def _canvas(title: str, labels: Sequence[str], rows: int = 1) -> tuple[Canvas, l
     return canvas, list(panels)
 
 
-def _legend(canvas: Canvas, axes: Axes) -> None:
+def add_legend(canvas: Canvas, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         ncols = _columns(labels)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import paper
-from experiments.reporting import figures, percent, scores
+from experiments.reporting import figures, maskimages, percent, scores
 from experiments.reporting.figures import Absent, Figure, Group, Point
 from experiments.reporting.panels import Item, groups, panel
 from experiments.reporting.results import Lane, Suite, Unit
@@ -192,9 +192,9 @@ def _mask_item(
     head = f"{unit.env}, seed {seed}: {name}"
     if kind == "mask":
         text = f"{head}: black where a link is"
-        return Figure(key, text, partial(figures.mask_images, *pair, title=head))
+        return Figure(key, text, partial(maskimages.mask_images, *pair, title=head))
     text = f"{head}: links from each input dimension"
-    return Figure(key, text, partial(figures.connections, *pair, title=head))
+    return Figure(key, text, partial(maskimages.connections, *pair, title=head))
 
 
 def _masks(path: Path) -> dict[str, np.ndarray]:
