@@ -65,7 +65,9 @@ def write(frames: np.ndarray, out: Path) -> None:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix in VIDEOS:
-        options: dict[str, Any] = {"loop": 0, "duration": 33} if out.suffix == ".gif" else {"fps": 30}
+        options: dict[str, Any] = (
+            {"loop": 0, "duration": 33} if out.suffix == ".gif" else {"fps": 30}
+        )
         images.imwrite(out, frames, **options)
     elif out.suffix == ".png":
         chosen = np.linspace(0, len(frames) - 1, min(STRIP, len(frames))).round().astype(int)

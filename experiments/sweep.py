@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from experiments import cloning, runs, suites
+from experiments.reporting import ledgers, tables
 from experiments.suites import base
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
@@ -215,6 +216,8 @@ def main(argv: list[str]) -> int:
             text = list_units(chosen, budget, estimate=given.dry_run, execution_=given.execution)
             print(text)
             return 0
+        if "flops" in (suite.name for suite in chosen):
+            print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
         logdir = Path(given.logdir or f"runs/{budget.name}")
         left = sweep(chosen, budget, logdir, shard=shard, execution_=given.execution)
     except (RunError, ValueError) as error:

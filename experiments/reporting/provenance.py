@@ -1,0 +1,24 @@
+"""What made the results: units whose formats, versions or commits differ are named."""
+
+from experiments.reporting.results import Results
+
+
+def differences(results: Results) -> list[str]:
+    """One sentence for each thing that is not the same in all units."""
+    values: dict[str, dict[str, list[str]]] = {}
+    for suite in results.suites.values():
+        for unit in suite.units:
+            for key, value in unit.provenance.items():
+                values.setdefault(key, {}).setdefault(value, []).append(f"{suite.name}/{unit.name}")
+    found = []
+    for key, units in values.items():
+        if len(units) > 1:
+            kinds = sorted(units.items(), key=lambda item: -len(item[1]))
+            parts = [f"{value} ({_some(names)})" for value, names in kinds]
+            found.append(f"units differ in {key}: {'; '.join(parts)}")
+    return found
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,156 @@
+"""Tables as data, and their markdown, HTML and CSV."""
+
+import csv
+import io
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import NamedTuple
+
+MISSING = "missing"
+MARKS = {
+    "†": "not all steps were run: a score so far",
+    "§": "fewer seeds than planned",
+    "‡": "a raw return: there is no positive dense score to divide by",
+}
+
+
+class Value(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    std: float | None = None
+    seeds: int = 0
+    marks: str = ""
+    note: str = ""
+
+    def text(self, digits: int, *, spread: bool) -> str:
+        found = number(self.mean, digits)
+        if spread and self.std is not None:
+            found += f" ± {number(self.std, digits)}"
+        return " ".join(x for x in (found, self.marks, self.note) if x)
+
+
+Cell = Value | float | int | str | None
+
+
+class Column(NamedTuple):
+    """`group` is written above neighbouring columns of the same group."""
+
+    name: str
+    group: str = ""
+    digits: int = 1
+    spread: bool = False  # with standard deviations
+
+    @property
+    def title(self) -> str:
+        return f"{self.group}: {self.name}" if self.group else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """`key` names its file; cells that are None are missing."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    folded: bool = False  # shown on demand
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.key}: {len(row)} cells in {len(self.columns)} columns")
+
+    def text(self, row: int, column: int) -> str:
+        cell, style = self.rows[row][column], self.columns[column]
+        if cell is None:
+            return MISSING
+        if isinstance(cell, Value):
+            return cell.text(style.digits, spread=style.spread)
+        return number(cell, style.digits) if isinstance(cell, float) else str(cell)
+
+    def all_notes(self) -> list[str]:
+        """The notes, and what the marks mean that occur."""
+        cells = [cell for row in self.rows for cell in row]
+        texts = [x.marks if isinstance(x, Value) else x for x in cells]
+        used = {mark for x in texts if isinstance(x, str) for mark in x}
+        return [*self.notes, *(f"{mark} {MARKS[mark]}." for mark in MARKS if mark in used)]
+
+
+def number(value: float, digits: int) -> str:
+    """A number as text; what is not finite is said."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return "not finite"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no "-0.0"
+
+
+def markdown(table: Table) -> str:
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+
+    lines = [f"**{table.title}**", "", line([c.title for c in table.columns])]
+    lines.append(line(["---"] + ["---:"] * (len(table.columns) - 1)))
+    for i in range(len(table.rows)):
+        lines.append(line([table.text(i, j) for j in range(len(table.columns))]))
+    for note in table.all_notes():
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def html(table: Table) -> str:
+    """A figure with its own horizontal scroll."""
+    columns = table.columns
+    head = ""
+    if any(c.group for c in columns):
+        spans = [(group, len(list(same))) for group, same in groupby(c.group for c in columns)]
+        cells = [f'<th colspan="{n}" class="group">{escape(group)}</th>' for group, n in spans]
+        head += f"<tr>{''.join(cells)}</tr>"
+    head += "<tr>" + "".join(f'<th scope="col">{escape(c.name)}</th>' for c in columns) + "</tr>"
+    body = []
+    for i, row in enumerate(table.rows):
+        cells = []
+        for j in range(len(columns)):
+            text = escape(table.text(i, j))
+            kind = ' class="missing"' if row[j] is None else ""
+            cells.append(f'<th scope="row">{text}</th>' if j == 0 else f"<td{kind}>{text}</td>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.all_notes())
+    grid = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+    title = f"<b>{escape(table.title)}</b>"
+    inner = f'{grid}<div class="notes">{notes}</div>' if notes else grid
+    if table.folded:
+        return f'<details id="{table.key}"><summary>{title}</summary>{inner}</details>'
+    return f'<figure id="{table.key}"><figcaption>{title}</figcaption>{inner}</figure>'
+
+
+def to_csv(table: Table) -> str:
+    """Numbers in full; a mean over seeds has its spread, seeds and marks in columns beside it."""
+    means = [
+        any(isinstance(row[j], Value) for row in table.rows) for j in range(len(table.columns))
+    ]
+    header = []
+    for column, mean in zip(table.columns, means, strict=True):
+        header.append(column.title)
+        header += [f"{column.title} {x}" for x in ("std", "seeds", "marks")] if mean else []
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in table.rows:
+        cells: list[object] = []
+        for cell, mean in zip(row, means, strict=True):
+            if isinstance(cell, Value):
+                cells += [
+                    cell.mean,
+                    "" if cell.std is None else cell.std,
+                    cell.seeds,
+                    f"{cell.marks}{cell.note}",
+                ]
+            else:
+                cells += [MISSING if cell is None else cell, *([""] * 3 if mean else [])]
+        writer.writerow(cells)
+    return out.getvalue()

@@ -1,0 +1,108 @@
+"""The report's files: report.md, index.html, figures/, tables/."""
+
+from pathlib import Path
+
+from experiments.reporting import exhibits, figures, page, provenance, tables
+from experiments.reporting.exhibits import PAPER_SEEDS, Section
+from experiments.reporting.figures import Absent, Figure
+from experiments.reporting.results import Results, Suite
+from experiments.reporting.tables import Cell, Column, Table
+
+TITLE = "rlx2_jax beside the paper"
+
+
+def write(results: Results, out: Path) -> list[str]:
+    """Writes everything below `out`; returns the warnings that the report shows."""
+    warnings = [*results.warnings, *provenance.differences(results)]
+    trained = [suite for name, suite in results.suites.items() if name != "flops"]
+    sections = [_overview(trained)] if trained else []
+    sections += [exhibits.section(suite) for suite in trained]
+    sections.append(exhibits.ledger_section())
+    _clear(out)
+    for section in sections:
+        for item in section.items:
+            if isinstance(item, Figure):
+                figures.save(item, out / "figures", section.stamp)
+            elif isinstance(item, Table):
+                (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
+    text = banner(trained)
+    (out / "report.md").write_text(_markdown(sections, warnings, text), "utf-8")
+    document = page.page(TITLE, sections, warnings, text, out / "figures")
+    (out / "index.html").write_text(document, "utf-8")
+    return warnings
+
+
+def _clear(out: Path) -> None:
+    """Makes the folders; removes what an earlier report left there, and nothing else."""
+    for name, kinds in (("figures", (".png", ".svg")), ("tables", (".csv",))):
+        (out / name).mkdir(parents=True, exist_ok=True)
+        before = out / "report.md"
+        if before.exists() and before.read_text("utf-8").startswith(f"# {TITLE}\n"):
+            for path in (out / name).iterdir():
+                if path.suffix in kinds:
+                    path.unlink()
+
+
+def banner(suites: list[Suite]) -> str:
+    """One sentence on what these numbers are worth."""
+    if not suites:
+        return "Nothing was trained: only the ledger, which needs no run, is reported."
+    share = min(exhibits.fraction(s) or 0.0 for s in suites)
+    counts = [
+        len({lane.seed for lane in u.named(n)}) for s in suites for u in s.units for n in u.names
+    ]
+    fewest = min(counts, default=0)
+    if share >= 1 and fewest >= PAPER_SEEDS:
+        return "All runs have the paper's steps and at least its number of seeds."
+    budgets = dict.fromkeys(str(s.budget.get("name", "not named")) for s in suites)
+    most = max(counts, default=0)
+    seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return (
+        f"Not a reproduction of the paper's results. Budget: {', '.join(budgets)}; as little as "
+        f"{100 * share:.4g} % of the paper's steps and {seeds} seed(s) of each kind of run "
+        f"(paper: {PAPER_SEEDS}). Each section states its own."
+    )
+
+
+def _overview(suites: list[Suite]) -> Section:
+    rows: list[tuple[Cell, ...]] = []
+    for suite in suites:
+        counts = [sum(u.status == s for u in suite.units) for s in ("finished", "unfinished")]
+        absent = sum(u.status == "missing" for u in suite.units)
+        share = exhibits.fraction(suite)
+        rows.append(
+            (
+                suite.name,
+                str(suite.budget.get("name", "not named")),
+                "not stated" if share is None else f"{100 * share:.4g}",
+                len(suite.units),
+                *counts,
+                absent,
+                exhibits.seeds_found(suite).removeprefix("seeds found: "),
+            )
+        )
+    columns = (
+        Column("suite"),
+        Column("budget"),
+        Column("% of the paper's steps"),
+        *(Column(x, "units") for x in ("planned or found", "finished", "unfinished", "missing")),
+        Column("seeds found"),
+    )
+    table = Table("overview", "What was found", columns, tuple(rows))
+    return Section("overview", "Overview", (), [table])
+
+
+def _markdown(sections: list[Section], warnings: list[str], banner: str) -> str:
+    parts = [f"# {TITLE}", banner]
+    if warnings:
+        parts += ["## Problems found in the logs", "\n".join(f"- {w}" for w in warnings)]
+    for section in sections:
+        parts += [f"## {section.title}", *section.lead]
+        for item in section.items:
+            if isinstance(item, Table):
+                parts.append(tables.markdown(item).rstrip())
+            elif isinstance(item, Absent):
+                parts.append(f"*{item.title}: missing ({item.reason})*")
+            else:
+                parts.append(f"![{item.title}](figures/{item.key}.png)\n\n{item.title}.")
+    return "\n\n".join(parts) + "\n"
