@@ -29,7 +29,7 @@ def test_a_video_has_all_frames(frames, tmp_path):
 
 
 def test_other_names_and_directories_are_refused(frames, tmp_path):
-    with pytest.raises(RunError, match="ends in .gif"):
+    with pytest.raises(RunError, match=r"ends in \.gif"):
         render.write(frames, tmp_path / "episode.bmp")
     with pytest.raises(RunError, match="there is no run"):
         render.episode(tmp_path, 0)

@@ -103,6 +103,13 @@ def command(*args: str, **environment: str) -> subprocess.Popen:
     )
 
 
+def test_the_ledger_is_printed_at_once(tmp_path):
+    process = command("--suite=flops", f"--logdir={tmp_path / 'none'}")
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "FLOPs (train): paper" in text
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
