@@ -22,6 +22,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), "-", "--")
 MARKERS = "sDv^PXo*"
 METHODS = {"dense": 6, "rlx2": 1, "rigl": 0, "set": 2, "ss": 3, "tiny": 4, "rigl+q*": 5}
+# Lanes that stand in for a method, and tickets the same in every panel.
+METHODS |= {"rigl mask": 0, "rlx2 mask": 1}
+METHODS |= {"random ticket": 0, "dynamic ticket": 1, "winning ticket": 2}
 WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -104,6 +107,7 @@ def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> C
             _line(axes, group, styles[group.name], [x.metrics for x in group.lanes], column)
         axes.set_ylabel(ylabel)
     top.yaxis.set_major_formatter(EngFormatter(sep=""))
+    top.set_ylim(bottom=0)
     top.tick_params(labelbottom=False)
     if threshold is not None:
         bottom.axhline(threshold, color="0.4", lw=0.8)
