@@ -1,4 +1,4 @@
-"""Figures 3 and 9: masks found by RigL and by RLx2, frozen, rewound and retrained."""
+"""Figures 3 and 8: masks found by RigL and by RLx2, frozen, rewound and retrained."""
 
 from experiments.suites import base
 
@@ -36,4 +36,4 @@ def units(budget: base.Budget) -> list[base.Unit]:
     return found
 
 
-SUITE = base.Suite("masks", "Figures 3 and 9: masks of RigL and RLx2, retrained", units)
+SUITE = base.Suite("masks", "Figures 3 and 8: masks of RigL and RLx2, retrained", units)

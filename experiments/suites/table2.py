@@ -1,4 +1,4 @@
-"""Table 2, its standard deviations (table 7) and the training curves (figures 10 and 11)."""
+"""Table 2, its standard deviations (table 7) and the training curves (figures 9 and 10)."""
 
 from experiments.suites import base
 
