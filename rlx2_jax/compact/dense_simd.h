@@ -212,8 +212,10 @@ RLX2_TARGET void SumRows(int64_t rows, int64_t columns, const T* from, bool add,
     }
     *reinterpret_cast<V*>(to + j) += sum;
   }
-  for (int64_t r = 0; r < (j < columns ? rows : 0); ++r) {
-    for (int64_t i = j; i < columns; ++i) to[i] += from[r * columns + i];
+  for (; j < columns; ++j) {
+    T sum(0);
+    for (int64_t r = 0; r < rows; ++r) sum += from[r * columns + j];
+    to[j] += sum;
   }
 }
 
