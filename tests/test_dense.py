@@ -1,6 +1,7 @@
 """Dense networks through the kernels: error bounds, gradients, transformations, portability."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def make(rng, sizes, dtype=np.float32):
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), dtype)  # noqa: E731
     return {
         f"Dense_{i}": {"kernel": draw(n, m), "bias": draw(m)}
-        for i, (n, m) in enumerate(zip(sizes, sizes[1:]))
+        for i, (n, m) in enumerate(itertools.pairwise(sizes))
     }
 
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "adam_ffi.h"
 #include "dense_ffi.h"
 #include "lanes.h"
 #include "mlp.h"

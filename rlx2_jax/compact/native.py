@@ -8,7 +8,6 @@ import ctypes
 import functools
 import hashlib
 import importlib.machinery
-import itertools
 import logging
 import os
 import re
@@ -167,9 +166,9 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _register(library: ctypes.CDLL) -> None:
-    for kind, name in itertools.product(("Mlp", "Dense"), ("Forward", "Backward")):
-        capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{kind}{name}"))
-        target = f"rlx2_{kind.lower()}_{name.lower()}"
+    for name in ("MlpForward", "MlpBackward", "DenseForward", "DenseBackward", "Adam"):
+        capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{name}"))
+        target = "rlx2" + re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
