@@ -37,21 +37,23 @@ struct AdamArrays {
     for (int64_t i = 0; i < n; ++i) bad |= !(g[i] - g[i] == T(0));                              \
     return bad == 0;                                                                            \
   }                                                                                             \
-  template <typename T, bool kMask>                                                             \
-  target void Adam##name(const AdamArrays<T>& a, int64_t n, const T* s, const double* b,        \
-                         bool finite) {                                                         \
+  template <typename T, bool kMask, bool kFinite>                                               \
+  target void Adam##name(const AdamArrays<T>& a, int64_t n, const T* s, const double* b) {      \
     const T rate = s[0], scale1 = s[1], scale2 = s[2], b1 = T(b[0]), b2 = T(b[1]);              \
-    const T c1 = T(1 - b[0]), c2 = T(1 - b[1]), eps = T(b[2]), zero = T(0);                     \
-    const T on = finite ? T(1) : zero;                                                          \
-    _Pragma("GCC ivdep") /* results may lie where the operands do, element by element */       \
+    const T c1 = T(1 - b[0]), c2 = T(1 - b[1]), eps = T(b[2]);                                  \
+    const T *params = a.params, *mus = a.mu, *nus = a.nu, *grads = a.grads;                     \
+    const uint8_t* mask = a.mask;                                                               \
+    T *new_params = a.new_params, *new_mu = a.new_mu, *new_nu = a.new_nu;                       \
+    _Pragma("GCC ivdep") /* results may lie where the operands do, element by element */        \
     for (int64_t i = 0; i < n; ++i) {                                                           \
-      const bool live = !kMask || a.mask[i];                                                    \
-      const T g = live && on > zero ? a.grads[i] : zero;                                        \
-      const T mu = b1 * a.mu[i] + c1 * g, nu = b2 * a.nu[i] + c2 * (g * g);                     \
-      const T p = a.params[i] - rate * ((mu * scale1) / (std::sqrt(nu * scale2) + eps));        \
-      a.new_mu[i] = mu;                                                                         \
-      a.new_nu[i] = nu;                                                                         \
-      a.new_params[i] = live ? p : zero;                                                        \
+      const T given = grads[i], old = params[i];                                                \
+      const T live = kMask ? T(mask[i]) : T(1); /* a factor: a branch would not vectorize */    \
+      const T g = kFinite ? given * live : T(0);                                                \
+      const T mu = b1 * mus[i] + c1 * g, nu = b2 * nus[i] + c2 * (g * g);                       \
+      const T p = old - rate * ((mu * scale1) / (std::sqrt(nu * scale2) + eps));                \
+      new_mu[i] = mu;                                                                           \
+      new_nu[i] = nu;                                                                           \
+      new_params[i] = kMask ? p * live + T(0) : p; /* +0 off the mask, whatever its sign */     \
     }                                                                                           \
   }
 #ifdef RLX2_X86
@@ -68,12 +70,12 @@ bool Finite(const T* g, int64_t n) {
   return FinitePlain<T>(g, n);
 }
 
-template <typename T, bool kMask>
-void Adam(const AdamArrays<T>& a, int64_t n, const T* s, const double* b, bool finite) {
+template <typename T, bool kMask, bool kFinite>
+void Adam(const AdamArrays<T>& a, int64_t n, const T* s, const double* b) {
 #ifdef RLX2_X86
-  if (rlx2::CurrentIsa() != rlx2::Isa::kBaseline) return AdamWide<T, kMask>(a, n, s, b, finite);
+  if (rlx2::CurrentIsa() != rlx2::Isa::kBaseline) return AdamWide<T, kMask, kFinite>(a, n, s, b);
 #endif
-  AdamPlain<T, kMask>(a, n, s, b, finite);
+  AdamPlain<T, kMask, kFinite>(a, n, s, b);
 }
 
 template <typename T>
@@ -147,9 +149,9 @@ ffi::Error AdamStep(ffi::ThreadPool pool, ffi::AnyBuffer scalars, ffi::Remaining
       if (a.new_mu != a.mu) std::copy_n(a.mu, n, a.new_mu);
       if (a.new_nu != a.nu) std::copy_n(a.nu, n, a.new_nu);
     } else if (masked) {
-      Adam<T, true>(a, n, s, decay, good[lane]);
+      good[lane] ? Adam<T, true, true>(a, n, s, decay) : Adam<T, true, false>(a, n, s, decay);
     } else {
-      Adam<T, false>(a, n, s, decay, good[lane]);
+      good[lane] ? Adam<T, false, true>(a, n, s, decay) : Adam<T, false, false>(a, n, s, decay);
     }
   });
   return ffi::Error::Success();
