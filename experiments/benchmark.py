@@ -47,7 +47,7 @@ def program(
 ) -> Program:
     """Masked RLx2 lanes at the paper's Hopper sparsities, 98% and 95%; `n`-step targets, or
     those of RLx2."""
-    windows = {} if n is None else {"n_max": n}
+    windows: dict[str, Any] = {} if n is None else {"n_max": n}
     config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup, **windows)
     return Program(config, sparse_lanes(lanes, n=n))
 
@@ -204,7 +204,7 @@ class EndToEnd:
         host = envs.make_host(FLAGS.bench_env, 1)
         spec = host.spec
         host.close()
-        windows = {} if n is None else {"n_max": n}
+        windows: dict[str, Any] = {} if n is None else {"n_max": n}
         config = configs.make(
             algo, spec.obs_dim, spec.action_dim, capacity=100_000, warmup=1000, **windows
         )

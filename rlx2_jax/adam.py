@@ -6,6 +6,7 @@ The state is optax's. On a CPU with the kernel library the whole step, with its 
 masks, is one call that works in place; elsewhere it is optax's own.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from rlx2_jax.types import Array, Masks, Params
 
 B1, B2, EPS = 0.9, 0.999, 1e-8
 _adam = optax.scale_by_adam(B1, B2, EPS)
-init = _adam.init
-update = _adam.update
+init: Callable[[Params], Any] = _adam.init
+update: Callable[[Params, Any], tuple[Any, Any]] = _adam.update
 # Below so many numbers a call costs more than it saves.
 _LEAST_SIZE = 2_000
 
@@ -52,7 +53,7 @@ def _plain(params, moments, grads, learning_rate, masks, active):
     grads, finite = guard(grads)
     if masks is not None:
         grads = jax.tree.map(lambda g, m: jnp.where(m, g, 0.0), grads, masks)
-    updates, new_moments = _adam.update(grads, moments)
+    updates, new_moments = update(grads, moments)
     new = jax.tree.map(lambda p, u: p - learning_rate.astype(p.dtype) * u, params, updates)
     if masks is not None:
         new = jax.tree.map(lambda p, m: jnp.where(m, p, 0.0), new, masks)

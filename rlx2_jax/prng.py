@@ -50,7 +50,7 @@ def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.stack(_threefry(key, *_counters(shape)), axis=-1)
 
 
-def _fold_in(key: Array, data: Array) -> Array:
+def _fold_in(key: Array, data: Array | int) -> Array:
     high, low = _seed(jnp.asarray(data).astype(np.uint32))
     return jnp.stack(_threefry(key, high, low))
 

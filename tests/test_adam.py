@@ -1,6 +1,7 @@
 """The guarded Adam step: optax's numbers, masks, lanes, what is not finite, portability."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,8 @@ def test_many_steps_are_those_of_optax(dtype, isa):
         with jax.enable_x64(dtype == np.float64):
             params = want = tree(rng, dtype)
             tx = optax.adam(0.01)
-            moments, state = adam.init(params), tx.init(params)
+            moments = adam.init(params)
+            state: Any = tx.init(params)
             step = fresh()
             for _ in range(5):
                 grads = tree(rng, dtype)
@@ -98,8 +100,8 @@ def test_lanes_equal_one_by_one_and_may_stand_still():
     new, moved, finite = jax.jit(run)(params, moments, grads, rates, active)
     assert finite.tolist() == [True, False, True, True]
     for i in range(4):
-        own = jax.tree.map(lambda leaf, i=i: leaf[i], (params, moments, grads))
-        want = adam.guarded_step(*own, rates[i], None, active[i])
+        p, m, g = jax.tree.map(lambda leaf, i=i: leaf[i], (params, moments, grads))
+        want = adam.guarded_step(p, m, g, rates[i], None, active[i])
         close(jax.tree.map(lambda leaf, i=i: leaf[i], (new, moved)), want[:2])
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2], b[2]), new, params)
     assert moved.count.tolist() == [1, 1, 0, 1]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def always(monkeypatch):
     monkeypatch.setattr(dense, "_LEAST_WORK", 1)
 
 
-def make(rng, sizes, dtype=np.float32):
+def make(rng, sizes, dtype: Any = np.float32):
     """Random weights and biases of one network."""
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), dtype)  # noqa: E731
     return {

@@ -23,7 +23,7 @@ namespace {
 // Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
 constexpr int64_t kGrain = 400 * 1000;
 // How often a thread that waits for the last task looks before it sleeps.
-constexpr int kSpins = 64;
+constexpr int kSpins = 2000;
 
 // Runs f(0) .. f(tasks - 1) on the caller and, if the work pays for it, on XLA's own threads. The
 // caller takes tasks too and waits only for those already begun, so a busy pool cannot deadlock.
