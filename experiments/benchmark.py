@@ -42,13 +42,22 @@ PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
 HOPPER = (11, 3)
 
 
-def program(algo: str, lanes: int, capacity: int, warmup: int = 1000) -> Program:
-    """Lanes at the paper's Hopper sparsities, 98% and 95%."""
-    config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup)
-    return Program(
-        config,
-        [configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95) for i in range(lanes)],
-    )
+def program(
+    algo: str, lanes: int, capacity: int, warmup: int = 1000, n: int | None = None
+) -> Program:
+    """Masked RLx2 lanes at the paper's Hopper sparsities, 98% and 95%; `n`-step targets, or
+    those of RLx2."""
+    windows: dict[str, Any] = {} if n is None else {"n_max": n}
+    config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup, **windows)
+    return Program(config, sparse_lanes(lanes, n=n))
+
+
+def sparse_lanes(count: int, **fields: Any) -> list[configs.Lane]:
+    """Lanes at the paper's Hopper sparsities."""
+    return [
+        configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95, **fields)
+        for i in range(count)
+    ]
 
 
 class Scanned:
@@ -128,23 +137,47 @@ class Peer:
         raise RuntimeError(f"{FLAGS.sbx} {PEER.name} ended: does it have SBX?")
 
 
+class Peers:
+    """Closes the processes of the peers that were added, whatever happens."""
+
+    def __init__(self):
+        self._all: list[Peer] = []
+
+    def add(self, peer: Peer) -> Peer:
+        self._all.append(peer)
+        return peer
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for peer in self._all:
+            peer.close()
+
+
 def updates() -> dict[str, Any]:
-    """Gradient updates per second in a scan, Hopper sizes, batch 256."""
-    out: dict[str, Any] = {}
+    """Gradient updates per second in a scan, Hopper sizes, batch 256, with sampling and acting.
+
+    Masked lanes with 1-step targets, as SBX has; `own_n` is RLx2's own window (3, SAC 2, which
+    costs SAC a second pass of the actor)."""
+    out: dict[str, Any] = {"measured": "masked RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in configs.ALGORITHMS:
-        ours = {n: Scanned(program(algo, n, 20_000), 400 // n) for n in (1, 8)}
+        ours = {n: Scanned(program(algo, n, 20_000, n=1), 400 // n) for n in (1, 8)}
         subjects: dict[str, Callable[[], float]] = {
             f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
         }
-        if FLAGS.sbx:
-            subjects[f"sbx_{algo}"] = sbx = Peer("updates", algo)
-        found = interleaved(subjects)
-        if FLAGS.sbx:
-            sbx.close()
+        own_n = Scanned(program(algo, 1, 20_000), 400)
+        subjects[f"{algo}_1_lane_own_n"] = lambda own_n=own_n: 1 / own_n()
+        with Peers() as peers:
+            if FLAGS.sbx:
+                subjects[f"sbx_{algo}"] = peers.add(Peer("updates", algo))
+            found = interleaved(subjects)
         out |= found
         out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
         if FLAGS.sbx:
-            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / found[f"sbx_{algo}"]
+            sbx = found[f"sbx_{algo}"]
+            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / sbx
+            out[f"{algo}_own_n_over_sbx"] = found[f"{algo}_1_lane_own_n"] / sbx
     return out
 
 
@@ -159,14 +192,23 @@ def capacity() -> dict[str, Any]:
 class EndToEnd:
     """Training of some lanes in real environments, evaluation left out."""
 
-    def __init__(self, algo: str, lanes: int, *, pipeline: bool = True):
+    def __init__(
+        self,
+        algo: str,
+        lanes: int,
+        *,
+        form: str = "masked",
+        n: int | None = None,
+        pipeline: bool = True,
+    ):
         host = envs.make_host(FLAGS.bench_env, 1)
         spec = host.spec
         host.close()
-        config = configs.make(algo, spec.obs_dim, spec.action_dim, capacity=100_000, warmup=1000)
-        made = [
-            configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95) for i in range(lanes)
-        ]
+        windows: dict[str, Any] = {} if n is None else {"n_max": n}
+        config = configs.make(
+            algo, spec.obs_dim, spec.action_dim, capacity=100_000, warmup=1000, **windows
+        )
+        made = sparse_lanes(lanes, n=n, execution=form)
         self.lanes = lanes
         self.loop = HostLoop(
             config, made, lambda n: envs.make_host(FLAGS.bench_env, n), pipeline=pipeline
@@ -183,29 +225,45 @@ class EndToEnd:
 
 
 def steps() -> dict[str, Any]:
-    """End to end: environment, add, update, act."""
-    out: dict[str, Any] = {}
+    """End to end: environment, add, update, act. Both forms and SBX take turns in one run.
+
+    1-step targets, as SBX has. A form's loop overhead is the share of one lane's time that is
+    neither the environment nor waiting for the device."""
+    out: dict[str, Any] = {"measured": "RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in configs.ALGORITHMS:
-        ours = {n: EndToEnd(algo, n) for n in (1, 4, 8)}
-        subjects: dict[str, Callable[[], float]] = {f"{algo}_{n}_lanes": ours[n] for n in ours}
-        if FLAGS.sbx:
-            subjects[f"sbx_{algo}"] = sbx = Peer(
-                "steps", algo, env=FLAGS.bench_env, steps=FLAGS.bench_steps
-            )
-        found = interleaved(subjects)
+        ours = {
+            (form, n): EndToEnd(algo, n, form=form, n=1)
+            for form in ("masked", "compact")
+            for n in (1, 8)
+        }
+        subjects: dict[str, Callable[[], float]] = {
+            f"{algo}_{form}_{n}_lanes": run for (form, n), run in ours.items()
+        }
+        with Peers() as peers:
+            if FLAGS.sbx:
+                options = {"env": FLAGS.bench_env, "steps": FLAGS.bench_steps}
+                subjects[f"sbx_{algo}"] = peers.add(Peer("steps", algo, **options))
+            found = interleaved(subjects)
         out |= found
-        out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
-        if FLAGS.sbx:
-            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / found[f"sbx_{algo}"]
-        loop = ours[1].loop
-        before = dict(loop.seconds)
-        start = time.perf_counter()
-        loop.advance(loop.time + FLAGS.bench_steps, lambda: False)
-        whole = time.perf_counter() - start
-        spent = {k: loop.seconds[k] - before[k] for k in before}
-        out[f"{algo}_loop_overhead"] = 1 - sum(spent.values()) / whole
-        out[f"{algo}_environment_share"] = spent["environment"] / whole
+        for form in ("masked", "compact"):
+            name = f"{algo}_{form}"
+            out[f"{name}_8_lanes_over_1"] = found[f"{name}_8_lanes"] / found[f"{name}_1_lanes"]
+            if FLAGS.sbx:
+                out[f"{name}_over_sbx"] = found[f"{name}_1_lanes"] / found[f"sbx_{algo}"]
+            out |= {f"{name}_{k}": v for k, v in shares(ours[form, 1].loop).items()}
     return out
+
+
+def shares(loop: HostLoop) -> dict[str, float]:
+    """Where the time of a loop goes: its own overhead, and the environment."""
+    before, start = dict(loop.seconds), time.perf_counter()
+    loop.advance(loop.time + FLAGS.bench_steps, lambda: False)
+    whole = time.perf_counter() - start
+    spent = {k: loop.seconds[k] - before[k] for k in before}
+    return {
+        "loop_overhead": 1 - sum(spent.values()) / whole,
+        "environment_share": spent["environment"] / whole,
+    }
 
 
 def pipeline() -> dict[str, Any]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rlx2_jax import buffer, forms, networks, sac, td3
 from rlx2_jax.agent import switched_n
 from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.prng import THREEFRY
 from rlx2_jax.types import Array, Masks, Transition
 
 ALGORITHMS: dict[str, ModuleType] = {"td3": td3, "sac": sac}
@@ -36,7 +37,8 @@ class Stream(enum.IntEnum):
 
 def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
     """The key of one (seed, stream, time)."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), time)
+    key = jax.random.key(seed, impl=THREEFRY)
+    return jax.random.fold_in(jax.random.fold_in(key, stream), time)
 
 
 class Outcome(NamedTuple):

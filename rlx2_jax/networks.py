@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import compact
+from rlx2_jax import compact, dense
 from rlx2_jax.types import Array, Masks, Network, Params
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
@@ -130,13 +130,13 @@ def mlp(params: Params, x: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1]).astype(params.flat.dtype)
         y = compact.mlp(params.flat, params.index, rows, probe=params.probe)
         return y.reshape(*x.shape[:-1], y.shape[-1])
-    last = len(params) - 1
-    for i in range(last + 1):
-        layer = params[f"Dense_{i}"]
-        x = x @ layer["kernel"]
-        x = x + jnp.broadcast_to(layer["bias"], x.shape)
-        x = jax.nn.relu(x) if i < last else x
-    return x
+    return _masked([params], x)[0]
+
+
+def _masked(nets: Sequence[Params], x: Array) -> Array:
+    """Masked networks of the same sizes on the same `x: [..., in]`: `[networks, ..., out]`."""
+    y = dense.mlp(nets, x.reshape(-1, x.shape[-1]))
+    return y.reshape(len(nets), *x.shape[:-1], y.shape[-1])
 
 
 def policy(params: Params, obs: Array) -> Array:
@@ -150,7 +150,8 @@ def q_values(params: Params, obs: Array, action: Array) -> tuple[Array, Array]:
     if isinstance(params, Linked):
         q = jax.vmap(mlp, (0, None))(params, x)
         return q[0, ..., 0], q[1, ..., 0]
-    return mlp(params["q1"], x)[..., 0], mlp(params["q2"], x)[..., 0]
+    q = _masked([params[name] for name in TWINS], x)
+    return q[0, ..., 0], q[1, ..., 0]
 
 
 def q_value(params: Params, obs: Array, action: Array) -> Array:

@@ -10,16 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from rlx2_jax import compact, linked, networks
+from rlx2_jax import adam, compact, linked, networks
 from rlx2_jax.topology import Schedule, evolution, random_scores, update_fraction
 from rlx2_jax.types import Array, Masks, Network, Params
 
 MASK_STEPS = ("skip", "after")
 MOMENTS = ("zero", "keep")
-
-adam = optax.scale_by_adam()
 
 
 def init(params: Params, masks: Masks, *, target: Params | None = None) -> Network:
@@ -59,33 +56,26 @@ def learn(
     """
     bound = lambda params: loss(networks.bind(params, network.masks))  # noqa: E731
     (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
-    grads, finite = guard(grads)
     if isinstance(network.masks, compact.Index):
         if leak is not None or moments != "zero" or not remask_target:
             raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
 
         def evolve(before: Network) -> Network:
-            scores = linked.growth_scores(network, loss, rows, finite)
+            scores = linked.growth_scores(network, loss, rows, adam.guard(grads)[1])
             options = {"regrow": regrow, "random_growth": random_growth}
             return linked.evolve_network(before, scores, count, schedule, key, **options)
+    else:
 
-        new = _step_linked(
-            network, grads, learning_rate, count, schedule, evolve, interval, mask_step
-        )
-        return new, value, aux, finite
-    new = step(
-        network,
-        grads,
-        learning_rate,
-        count,
-        schedule,
-        key,
-        interval=interval,
-        scores=None if leak is None else jax.tree.map(jnp.add, grads, leak),
-        mask_step=mask_step,
-        moments=moments,
-        regrow=regrow,
-        remask_target=remask_target,
+        def evolve(before: Network) -> Network:
+            scores, _ = adam.guard(grads)
+            scores = scores if leak is None else jax.tree.map(jnp.add, scores, leak)
+            return _evolve_network(
+                before, scores, count, schedule, key, moments, regrow, remask_target
+            )
+
+    _check(interval, mask_step, moments)
+    new, finite = _advance(
+        network, grads, learning_rate, count, schedule, evolve, interval, mask_step
     )
     return new, value, aux, finite
 
@@ -122,45 +112,49 @@ def step(
       remask_target: put the target under the new mask at once.
     """
     _check(interval, mask_step, moments)
-    scores = grads if scores is None else scores
 
-    def optimizer_step() -> Network:
-        return _adam_step(network, grads, learning_rate)
+    def evolve(before: Network) -> Network:
+        own = grads if scores is None else scores
+        return _evolve_network(before, own, count, schedule, key, moments, regrow, remask_target)
 
-    def mask_update() -> Network:
-        stepped = optimizer_step()
-        before = stepped if mask_step == "after" else network
-        after = _evolve_network(
-            before, scores, count, schedule, key, moments, regrow, remask_target
-        )
-        due = schedule.due(count)
-        return jax.tree.map(lambda a, b: jnp.where(due, a, b), after, stepped)
-
-    return jax.lax.cond(count % interval == 0, mask_update, optimizer_step)
+    return _advance(network, grads, learning_rate, count, schedule, evolve, interval, mask_step)[0]
 
 
-def _step_linked(
+def _advance(
     network: Network,
-    grads: Array,
+    grads: Params,
     learning_rate: Array,
     count: Array,
     schedule: Schedule,
     evolve: Callable[[Network], Network],
     interval: int,
     mask_step: str,
-) -> Network:
-    """`step` of the compact form; `grads` are of live links, and `evolve` makes its own scores."""
-    _check(interval, mask_step, "zero")
-    updates, moments = adam.update(grads, network.moments)
-    params = network.params - learning_rate.astype(grads.dtype) * jnp.asarray(updates)
-    stepped = network._replace(params=params, moments=moments)
+) -> tuple[Network, Array]:
+    """A step of the optimizer, or of the topology: the network, and whether `grads` were finite.
 
-    def mask_update() -> Network:
-        after = evolve(stepped if mask_step == "after" else network)
-        due = schedule.due(count)
-        return jax.tree.map(lambda a, b: jnp.where(due, a, b), after, stepped)
+    Evolution comes before the step that it replaces (`skip`), so that neither needs the network
+    as it was before the other, and both can work in place.
+    """
+    due = schedule.due(count)
 
-    return jax.lax.cond(count % interval == 0, mask_update, lambda: stepped)
+    def evolved(net: Network) -> Network:
+        return jax.lax.cond(
+            count % interval == 0,
+            lambda: jax.tree.map(lambda a, b: jnp.where(due, a, b), evolve(net), net),
+            lambda: net,
+        )
+
+    def stepped(net: Network, active: Array | bool) -> tuple[Network, Array]:
+        masks = None if isinstance(net.masks, compact.Index) else net.masks
+        params, moments, finite = adam.guarded_step(
+            net.params, net.moments, grads, learning_rate, masks, active
+        )
+        return net._replace(params=params, moments=moments), finite
+
+    if mask_step == "skip":
+        return stepped(evolved(network), ~due)
+    after, finite = stepped(network, True)
+    return evolved(after), finite
 
 
 def _check(interval: int, mask_step: str, moments: str) -> None:
@@ -170,20 +164,6 @@ def _check(interval: int, mask_step: str, moments: str) -> None:
         )
     if interval < 1:
         raise ValueError(f"interval={interval}: use a whole number of at least 1")
-
-
-def _adam_step(network: Network, grads: Params, learning_rate: Array) -> Network:
-    """Adam on the live links. Where moments are zero off the mask, so is the update; where they
-    are kept (`moments="keep"`), a dead link's moments would move it: mask what comes out."""
-    masked = jax.tree.map(lambda g, m: jnp.where(m, g, 0.0), grads, network.masks)
-    updates, moments = adam.update(masked, network.moments)
-    params = jax.tree.map(
-        lambda p, u, m: jnp.where(m, p - learning_rate.astype(p.dtype) * u, 0.0),
-        network.params,
-        updates,
-        network.masks,
-    )
-    return network._replace(params=params, moments=moments)
 
 
 def _evolve_network(
@@ -224,12 +204,3 @@ def polyak(network: Network, tau: Array) -> Params:
         return jnp.where(mask, t * new + (1.0 - t) * old, 0.0)
 
     return jax.tree.map(mix, network.params, network.target, network.masks)
-
-
-def guard(grads: Params) -> tuple[Params, Array]:
-    """`grads`, or zeros where any of them is not finite, and whether all were: bool[].
-
-    So a network never takes in a non-finite number; the caller decides what to do with its lane.
-    """
-    finite = jnp.isfinite(sum(jnp.sum(g) for g in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads), finite

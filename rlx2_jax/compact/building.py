@@ -10,9 +10,18 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("kernels.cc", "mlp.h", "simd.h")
+SOURCES = (
+    "kernels.cc",
+    "lanes.h",
+    "mlp.h",
+    "simd.h",
+    "dense.h",
+    "adam_ffi.h",
+    "dense_ffi.h",
+    "dense_simd.h",
+)
 # No -march: the instruction set is chosen at run time, so one build runs on any CPU.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-Wno-psabi")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-Wno-psabi", "-fno-math-errno")
 
 
 def source_hash() -> str:

@@ -1,7 +1,7 @@
 """Finds, checks and registers the kernel library, or says once why it is not there.
 
 `RLX2_COMPACT` forces a choice: `native` (an error if impossible), `xla` (pure XLA, no library) or
-`off` (no compact execution at all). Unset: native if it can be had, else XLA.
+`off` (no compact execution at all, and no library). Unset: native if it can be had, else XLA.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def execution() -> str:
     except Unavailable as error:
         if forced == "native":
             raise
-        _say_once(f"rlx2_jax: compact networks run in plain XLA, slower: {error}")
+        _say_once(f"rlx2_jax: networks run in plain XLA, slower: {error}")
         return "xla"
     return "native"
 
@@ -166,9 +166,10 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _register(library: ctypes.CDLL) -> None:
-    for name in ("Forward", "Backward"):
-        capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2Mlp{name}"))
-        jax.ffi.register_ffi_target(f"rlx2_mlp_{name.lower()}", capsule, platform="cpu")
+    for name in ("MlpForward", "MlpBackward", "DenseForward", "DenseBackward", "Adam"):
+        capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{name}"))
+        target = "rlx2" + re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
 def select_isa(name: str) -> str:

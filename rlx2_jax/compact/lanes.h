@@ -1,0 +1,114 @@
+// What the FFI handlers share: work spread over threads, operands with lane axes.
+
+#ifndef RLX2_COMPACT_LANES_H_
+#define RLX2_COMPACT_LANES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
+constexpr int64_t kGrain = 400 * 1000;
+// How often a thread that waits for the last task looks before it sleeps.
+constexpr int kSpins = 2000;
+
+// Runs f(0) .. f(tasks - 1) on the caller and, if the work pays for it, on XLA's own threads. The
+// caller takes tasks too and waits only for those already begun, so a busy pool cannot deadlock.
+template <typename F>
+void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
+  const int64_t threads =
+      std::min({tasks, work / kGrain, tasks > 1 ? pool.num_threads() : int64_t{1}});
+  if (threads <= 1) {
+    for (int64_t t = 0; t < tasks; ++t) f(t);
+    return;
+  }
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+  };
+  auto state = std::make_shared<State>();
+  const auto drain = [&f, tasks](State& s) {
+    for (int64_t t = s.next.fetch_add(1); t < tasks; t = s.next.fetch_add(1)) {
+      f(t);
+      if (s.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
+        std::lock_guard<std::mutex> lock(s.mutex);
+        s.finished.notify_one();
+      }
+    }
+  };
+  // A helper that starts late finds no task left and touches nothing but `state`.
+  for (int64_t i = 1; i < threads; ++i) {
+    pool.Schedule([state, drain] { drain(*state); });
+  }
+  drain(*state);
+  const auto finished = [&] { return state->done.load(std::memory_order_acquire) == tasks; };
+  for (int i = 0; i < kSpins && !finished(); ++i) std::this_thread::yield();
+  if (finished()) return;
+  std::unique_lock<std::mutex> lock(state->mutex);
+  state->finished.wait(lock, finished);
+}
+
+// Finds one lane's slice of a buffer of shape [lane axes..., core axes...].
+struct Slices {
+  int64_t core = 1;
+  std::vector<int64_t> stride;  // per lane axis, 0 where the axis is shared
+  bool ok = true;
+
+  Slices(ffi::Span<const int64_t> dims, const std::vector<int64_t>& lanes, int64_t core_rank) {
+    const int64_t rank = static_cast<int64_t>(lanes.size());
+    ok = static_cast<int64_t>(dims.size()) == rank + core_rank;
+    if (!ok) return;
+    for (int64_t d = rank; d < rank + core_rank; ++d) core *= dims[d];
+    stride.assign(rank, 0);
+    int64_t step = core;
+    for (int64_t d = rank - 1; d >= 0; --d) {
+      ok = ok && (dims[d] == lanes[d] || dims[d] == 1);
+      if (dims[d] != 1) stride[d] = step;
+      step *= dims[d];
+    }
+  }
+
+  int64_t Offset(int64_t lane, const std::vector<int64_t>& lanes) const {
+    int64_t offset = 0;
+    for (int64_t d = static_cast<int64_t>(lanes.size()) - 1; d >= 0; --d) {
+      offset += (lane % lanes[d]) * stride[d];
+      lane /= lanes[d];
+    }
+    return offset;
+  }
+};
+
+ffi::Error BadShape(const char* name) {
+  return ffi::Error::InvalidArgument(std::string("rlx2: shape of ") + name +
+                                     " does not fit the network");
+}
+
+// The lane axes: those of the result, before its core axes.
+std::vector<int64_t> LaneAxes(ffi::Span<const int64_t> dims, size_t core_rank) {
+  return std::vector<int64_t>(dims.begin(), dims.end() - core_rank);
+}
+int64_t Count(const std::vector<int64_t>& lanes) {
+  return std::accumulate(lanes.begin(), lanes.end(), int64_t{1}, std::multiplies<int64_t>());
+}
+
+#define RLX2_OPERAND(name, rank, size)                          \
+  const Slices name##_at(name.dimensions(), lanes, rank);       \
+  if (!name##_at.ok || name##_at.core != (size)) return BadShape(#name)
+
+}  // namespace
+
+#endif  // RLX2_COMPACT_LANES_H_
