@@ -37,7 +37,8 @@ class Stream(enum.IntEnum):
 
 def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
     """The key of one (seed, stream, time)."""
-    key = jax.random.key(seed, impl=THREEFRY)
+    # The same numbers either way: what is drawn once need not be fast, but quick to compile.
+    key = jax.random.key(seed, impl=None if stream == Stream.INIT else THREEFRY)
     return jax.random.fold_in(jax.random.fold_in(key, stream), time)
 
 

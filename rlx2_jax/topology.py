@@ -11,6 +11,7 @@ serves all fractions and all lanes.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -127,11 +128,12 @@ class Schedule(NamedTuple):
 
 
 def random_scores(key: Array, like: Params) -> Params:
-    """SET's growth scores: uniform in (0, 1), a fresh key for each leaf."""
+    """SET's growth scores: uniform in (0, 1), one draw shared out over all leaves."""
     leaves, treedef = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
+    drawn = jax.random.uniform(key, (sum(x.size for x in leaves),), leaves[0].dtype)
+    parts = jnp.split(drawn, list(accumulate(x.size for x in leaves))[:-1])
     return jax.tree.unflatten(
-        treedef, [jax.random.uniform(k, x.shape, x.dtype) for k, x in zip(keys, leaves)]
+        treedef, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
     )
 
 
