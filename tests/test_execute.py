@@ -22,10 +22,10 @@ STEPS = 240
 
 def small_run(env: str = "InvertedPendulum-v5", algo: str = "td3", **fields) -> Run:
     """Evolutions, trims and the n-step switch all happen within `STEPS` steps."""
-    dims = {"InvertedPendulum-v5": (4, 1)}.get(env, (1, 1))
     cfg = config.make(
         algo,
-        *dims,
+        4,
+        1,
         hidden=(16, 16),
         batch_size=16,
         oldest_k=32,
@@ -169,25 +169,25 @@ def test_what_does_not_fit_is_refused_with_advice(tmp_path):
 
 
 class Fragile(gymnasium.Env):
-    """Raises once at its 100th step."""
+    """Raises once at its 400th step. Has InvertedPendulum's shapes, so that programs are shared."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))
     steps = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
+        return np.zeros(4, np.float32), {}
 
     def step(self, action):
         Fragile.steps += 1
         if Fragile.steps == 400:
             raise RuntimeError("the cable came off")
-        return np.zeros(1, np.float32), 1.0, False, self.np_random.random() < 0.1, {}
+        return np.zeros(4, np.float32), 1.0, self.np_random.random() < 0.1, False, {}
 
 
 def test_an_environment_that_raises_is_named_and_everything_saved(tmp_path):
-    gymnasium.register("Fragile-v0", lambda **_: Fragile(), max_episode_steps=20)
+    gymnasium.register("Fragile-v0", lambda **_: Fragile(), max_episode_steps=1000)
     run = small_run("Fragile-v0")
     with pytest.raises(LaneFailure, match=r"lane .*seed .*step \d+: .*cable came off") as caught:
         execution.execute(run, tmp_path, progress=False)

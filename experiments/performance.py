@@ -1,0 +1,232 @@
+"""Writes docs/performance.md and its pictures from what the benchmarks measured.
+
+for b in updates capacity steps pipeline growth; do
+  python -m experiments.benchmark $b --sbx=PYTHON --out=measured/$b.json
+done
+python -m experiments.benchmark compact --sweep --out=measured/compact.json
+python -m experiments.inference_benchmark --torch=PYTHON --out=measured/inference.json
+python -m experiments.performance --measured=measured --out=docs
+
+Whatever was not measured is left out and named; nothing is filled in.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+KINDS = ("updates", "capacity", "steps", "pipeline", "growth", "compact", "inference")
+
+
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """The JSON files that are there, by benchmark."""
+    if not folder.is_dir():
+        raise ValueError(f"--measured={folder} is no directory: run the benchmarks first")
+    return {
+        kind: json.loads((folder / f"{kind}.json").read_text())
+        for kind in KINDS
+        if (folder / f"{kind}.json").exists()
+    }
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A markdown table, numbers to the right."""
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _machine(found: dict[str, Any]) -> str:
+    about = found["machine"]
+    load_ = about.get("load_before")
+    loaded = f", load {load_:.2f} when it began" if load_ is not None else ""
+    return f"Measured on {about.get('cores')} cores, jax {about.get('jax')}{loaded}."
+
+
+def updates(found: dict[str, Any]) -> str:
+    """Masked lanes against SBX, updates only."""
+    rows = []
+    for algo in ("td3", "sac"):
+        sbx = found.get(f"sbx_{algo}")
+        for name, label in (
+            (f"{algo}_1_lanes", "1 masked lane"),
+            (f"{algo}_8_lanes", "8 masked lanes together"),
+            (f"{algo}_1_lane_own_n", "1 masked lane, RLx2's own n"),
+            (f"sbx_{algo}", "SBX"),
+        ):
+            if name in found:
+                ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
+                rows.append([f"{algo.upper()}, {label}", f"{found[name]:,.0f}", ratio])
+    return (
+        f"## Updates\n\n{found.get('measured', '')}. Gradient updates per second in a scan, Hopper "
+        f"sizes, batch 256.\n\n{table(['', 'updates/s', 'of SBX'], rows)}\n\n{_machine(found)}"
+    )
+
+
+def capacity(found: dict[str, Any]) -> str:
+    return (
+        f"## Buffer size\n\nA step takes {found['ms_at_1e4']:.2f} ms with room for 1e4 transitions "
+        f"and {found['ms_at_1e6']:.2f} ms with room for 1e6: ratio {found['ratio']:.2f}. "
+        f"{_machine(found)}"
+    )
+
+
+def steps(found: dict[str, Any]) -> str:
+    """End to end."""
+    rows = []
+    for algo in ("td3", "sac"):
+        sbx = found.get(f"sbx_{algo}")
+        names = [k for k in found if k.startswith(f"{algo}_") and k.endswith("_lanes")]
+        for name in [*names, f"sbx_{algo}"]:
+            if name in found:
+                ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
+                label = name.replace("_", " ").replace("sbx", "SBX")
+                rows.append([label, f"{found[name]:,.0f}", ratio])
+    overhead = ", ".join(
+        f"{k.removesuffix('_loop_overhead').replace('_', ' ')} {100 * v:.0f} %"
+        for k, v in found.items()
+        if k.endswith("_loop_overhead")
+    )
+    return (
+        f"## Whole training steps\n\n{found.get('measured', '')}. Environment steps per second on "
+        f"Hopper-v5, one update per step, all lanes together, evaluation left out.\n\n"
+        f"{table(['', 'steps/s', 'of SBX'], rows)}\n\nShare of one lane's time that is neither "
+        f"environment nor device: {overhead}. {_machine(found)}"
+    )
+
+
+def pipeline(found: dict[str, Any]) -> str:
+    return (
+        f"## Halves in turn\n\nEight masked lanes: {found['pipelined']:,.0f} steps/s while one "
+        f"half steps its environments and the other learns, {found['in_turn']:,.0f} one after the "
+        f"other: {found['gain']:.2f}x. {_machine(found)}"
+    )
+
+
+def growth(found: dict[str, Any]) -> str:
+    rows = [
+        [f"{row['step']:,}", f"{row['us_per_step']:,.0f}", f"{row['memory_mb']:,.0f}"]
+        for row in found["windows"]
+    ]
+    return (
+        "## Long runs\n\nOne compact RLx2 lane on Hopper-v5, windows of one run.\n\n"
+        f"{table(['until step', 'µs per step', 'memory, MB'], rows)}\n\n{_machine(found)}"
+    )
+
+
+def compact(found: dict[str, Any]) -> str:
+    """Live links against masks."""
+    rows = []
+    for name, row in found.items():
+        if isinstance(row, dict) and "ratio" in row:
+            rows.append(
+                [
+                    name.replace("_", " "),
+                    f"{row['links']:,}",
+                    f"{row['masked_us']:,.0f}",
+                    f"{row['compact_us']:,.0f}",
+                    f"{row['ratio']:.1f}x",
+                    f"{row['cpu_ratio']:.1f}x",
+                ]
+            )
+    head = ["", "live links", "masked, µs", "compact, µs", "ratio", "ratio of CPU time"]
+    picture = "\n\n![Time per update against live links](performance-compact.png)"
+    return (
+        "## Live links only, against masks\n\nWhole updates (sampling, targets, gradients, Adam, "
+        "Polyak, acting), batch 256; microseconds per update of one lane. Links are those of the "
+        f"actor and one critic.\n\n{table(head, rows)}{picture}\n\n{_machine(found)}"
+    )
+
+
+def inference(found: dict[str, Any]) -> str:
+    """The exported actor against dense ones."""
+    best, size = found["nanoseconds"]["best"], found["bytes"]
+    sparse = best["c_sparse"]
+    rows = [
+        [name.replace("_", " "), f"{ns:,.0f}", f"{ns / sparse:.1f}x"] for name, ns in best.items()
+    ]
+    sizes = [[name, f"{count:,}"] for name, count in size.items() if isinstance(count, int)]
+    about = found["machine"]
+    return (
+        f"## One action at a time\n\nThe Hopper actor at 98 % ({found['network']['live_links']:,} "
+        f"live links), batch 1, one core, best of all turns. C is plain C99 with "
+        f"`{found['flags']['plain']}`, vectorised with `{found['flags']['vectorised']}`.\n\n"
+        f"{table(['', 'ns per action', 'of the sparse C file'], rows)}\n\n"
+        f"{table(['size', 'bytes'], sizes)}\n\nMeasured on {about['processor']}, "
+        f"{about['compiler']}, jax {about['jax']}, ONNX Runtime {about['onnxruntime']}, "
+        f"PyTorch {about['torch']}."
+    )
+
+
+def plot_compact(found: dict[str, Any], path: Path) -> None:
+    """Time per update of both forms against live links."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for prefix, marker in (("sparsity", "o"), ("width", "s")):
+        rows = sorted(
+            (row["links"], row["masked_us"], row["compact_us"])
+            for name, row in found.items()
+            if name.startswith(prefix)
+        )
+        if rows:
+            links, masked, live = zip(*rows)
+            by = "sparsity, 256 wide" if prefix == "sparsity" else "width, 98 %"
+            axes.plot(links, masked, f"C0{marker}--", label=f"masked, by {by}")
+            axes.plot(links, live, f"C1{marker}-", label=f"compact, by {by}")
+    axes.set(
+        xscale="log", yscale="log", xlabel="live links (actor and one critic)",
+        ylabel="µs per TD3 update",
+    )  # fmt: skip
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write(folder: Path, out: Path) -> list[str]:
+    """The page and its pictures; returns the benchmarks that are missing."""
+    found = load(folder)
+    makers = {name: globals()[name] for name in KINDS}
+    parts = [makers[kind](found[kind]) for kind in KINDS if kind in found]
+    missing = [kind for kind in KINDS if kind not in found]
+    note = f"\n\nNot measured: {', '.join(missing)}." if missing else ""
+    head = (
+        "# Performance\n\nRatios are of things measured in turns in one run; the seconds "
+        "themselves belong to the machine. `python -m experiments.performance` writes this page "
+        "(its docstring has all commands)."
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "performance.md").write_text("\n\n".join([head + note, *parts]) + "\n")
+    if "compact" in found:
+        plot_compact(found["compact"], out / "performance-compact.png")
+    return missing
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """This command's flags, defined when it runs: other commands have some of the same names."""
+    own: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("measured", "measured", "Directory of the benchmarks' JSON files.", **own)
+    flags.DEFINE_string("out", "docs", "Where the page goes.", **own)
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    try:
+        missing = write(Path(flags.FLAGS.measured), Path(flags.FLAGS.out))
+    except (ValueError, KeyError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if missing:
+        print(f"not measured: {', '.join(missing)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

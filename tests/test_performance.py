@@ -1,0 +1,42 @@
+"""The page of measurements: made of what was measured, and of nothing else."""
+
+import json
+
+import pytest
+
+from experiments import performance
+
+pytestmark = pytest.mark.fast
+
+MACHINE = {"cores": 2, "jax": "0", "load_before": 0.1}
+ROW = {
+    "links": 5000,
+    "masked_us": 4000.0,
+    "compact_us": 500.0,
+    "ratio": 8.0,
+    "cpu_ratio": 9.0,
+}
+
+
+def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
+    measured = {
+        "capacity": {"ms_at_1e4": 2.0, "ms_at_1e6": 2.1, "ratio": 1.05, "machine": MACHINE},
+        "updates": {
+            "measured": "x", "td3_1_lanes": 300.0, "sbx_td3": 200.0, "machine": MACHINE,
+        },
+        "compact": {"td3_1_lane": ROW, "sparsity_0.5": ROW, "sparsity_0.9": ROW, "machine": MACHINE},
+    }  # fmt: skip
+    for name, value in measured.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    missing = performance.write(tmp_path, tmp_path / "docs")
+    assert missing == ["steps", "pipeline", "growth", "inference"]
+    text = (tmp_path / "docs" / "performance.md").read_text()
+    assert "| TD3, 1 masked lane | 300 | 1.50x |" in text and "ratio 1.05" in text
+    assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
+    assert "Not measured: steps, pipeline, growth, inference." in text
+    assert (tmp_path / "docs" / "performance-compact.png").stat().st_size > 5000
+
+
+def test_no_measurements(tmp_path):
+    with pytest.raises(ValueError, match="run the benchmarks first"):
+        performance.write(tmp_path / "none", tmp_path)
