@@ -100,7 +100,7 @@ def test_kill_and_resume(tmp_path, env, algo, backend):
         time.sleep(chance.uniform(0.0, 0.6))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.communicate()
             kills += 1
             process = launch(killed, "--resume")
     finish(process)

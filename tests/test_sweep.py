@@ -1,5 +1,6 @@
 """Sweeps: resumable units, faults that stay where they are, behaviour cloning of experts."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -211,18 +211,18 @@ def test_a_killed_suite_ends_as_one_that_was_not(tmp_path):
         return ["--suite=toy,tickets", "--seeds=1", f"--logdir={tmp_path / name}"]
 
     whole = command(*flags_for("whole"), **cache)
-    assert whole.wait(timeout=1800) == 0
+    _, said = whole.communicate(timeout=1800)
+    assert whole.returncode == 0, said
     chance, kills = random.Random(3), 0
     while True:
         process = command(*flags_for("killed"), **cache)
-        limit = time.monotonic() + chance.uniform(15, 40)
-        while process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.05)
-        if process.poll() is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=chance.uniform(15, 40))
+        if process.returncode is not None:
             assert process.returncode == 0
             break
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         kills += 1
         assert kills < 60
     assert kills >= 2
