@@ -4,14 +4,13 @@
     python -m experiments.benchmark capacity                  cost of a step against buffer size
     python -m experiments.benchmark steps    [--sbx=PYTHON]   environment steps per second
     python -m experiments.benchmark pipeline                  what stepping in halves gains
+    python -m experiments.benchmark growth                    time and memory over a long run
     python -m experiments.benchmark compact  [--sweep]        live links only, against masks
 
 `--sbx` names a Python that has SBX (see experiments/peers/README.md).
 """
 
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
+from experiments import endtoend
+from experiments.endtoend import sparse_lanes
+from experiments.measure import Peer, Peers, interleaved, machine
 from rlx2_jax import config as configs
-from rlx2_jax import envs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.lane import LaneState, Outcome
-from rlx2_jax.runtime.loop import HostLoop
 from rlx2_jax.runtime.program import Program, step_lanes
 
 FLAGS = flags.FLAGS
@@ -35,10 +35,10 @@ flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
 flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipeline`.")
 flags.DEFINE_integer("repeats", 5, "Measurements of each kind; the median counts.", lower_bound=1)
 flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
+flags.DEFINE_integer("growth_steps", 200_000, "Time steps of `growth`.", lower_bound=10)
 flags.DEFINE_bool("sweep", False, "`compact`: also over sparsities and widths.")
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
 
-PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
 HOPPER = (11, 3)
 
 
@@ -50,14 +50,6 @@ def program(
     windows: dict[str, Any] = {} if n is None else {"n_max": n}
     config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup, **windows)
     return Program(config, sparse_lanes(lanes, n=n))
-
-
-def sparse_lanes(count: int, **fields: Any) -> list[configs.Lane]:
-    """Lanes at the paper's Hopper sparsities."""
-    return [
-        configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95, **fields)
-        for i in range(count)
-    ]
 
 
 class Scanned:
@@ -95,66 +87,6 @@ class Scanned:
         return (time.perf_counter() - start) / self.length
 
 
-def interleaved(subjects: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median of each subject, taken in turns so that all meet the same machine."""
-    found: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(FLAGS.repeats):
-        for name, measure in subjects.items():
-            found[name].append(measure())
-    return {name: float(np.median(values)) for name, values in found.items()}
-
-
-class Peer:
-    """SBX in a process of its own, measured whenever asked."""
-
-    def __init__(self, mode: str, algo: str, **options: Any):
-        args = [f"--{name}={value}" for name, value in options.items()]
-        self._name = f"{mode}_per_second"
-        self._process = subprocess.Popen(
-            [FLAGS.sbx, str(PEER), mode, f"--algo={algo}", *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer("ready")
-
-    def __call__(self) -> float:
-        """Updates or steps per second."""
-        assert self._process.stdin
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return json.loads(self._answer("{"))[self._name]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self, begin: str) -> str:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            if line.startswith(begin):
-                return line
-        raise RuntimeError(f"{FLAGS.sbx} {PEER.name} ended: does it have SBX?")
-
-
-class Peers:
-    """Closes the processes of the peers that were added, whatever happens."""
-
-    def __init__(self):
-        self._all: list[Peer] = []
-
-    def add(self, peer: Peer) -> Peer:
-        self._all.append(peer)
-        return peer
-
-    def __enter__(self) -> "Peers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for peer in self._all:
-            peer.close()
-
-
 def updates() -> dict[str, Any]:
     """Gradient updates per second in a scan, Hopper sizes, batch 256, with sampling and acting.
 
@@ -187,93 +119,6 @@ def capacity() -> dict[str, Any]:
     subjects = {name: Scanned(program("td3", 1, size), 200) for name, size in sizes.items()}
     found = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
     return {**found, "ratio": found["ms_at_1e6"] / found["ms_at_1e4"]}
-
-
-class EndToEnd:
-    """Training of some lanes in real environments, evaluation left out."""
-
-    def __init__(
-        self,
-        algo: str,
-        lanes: int,
-        *,
-        form: str = "masked",
-        n: int | None = None,
-        pipeline: bool = True,
-    ):
-        host = envs.make_host(FLAGS.bench_env, 1)
-        spec = host.spec
-        host.close()
-        windows: dict[str, Any] = {} if n is None else {"n_max": n}
-        config = configs.make(
-            algo, spec.obs_dim, spec.action_dim, capacity=100_000, warmup=1000, **windows
-        )
-        made = sparse_lanes(lanes, n=n, execution=form)
-        self.lanes = lanes
-        self.loop = HostLoop(
-            config, made, lambda n: envs.make_host(FLAGS.bench_env, n), pipeline=pipeline
-        )
-        self.loop.advance(1500, lambda: False)
-
-    def __call__(self) -> float:
-        """Environment steps per second, all lanes together."""
-        steps = max(100, FLAGS.bench_steps // self.lanes)
-        start = time.perf_counter()
-        self.loop.advance(self.loop.time + steps, lambda: False)
-        jax.block_until_ready([s.acting for s in self.loop.states()])
-        return self.lanes * steps / (time.perf_counter() - start)
-
-
-def steps() -> dict[str, Any]:
-    """End to end: environment, add, update, act. Both forms and SBX take turns in one run.
-
-    1-step targets, as SBX has. A form's loop overhead is the share of one lane's time that is
-    neither the environment nor waiting for the device."""
-    out: dict[str, Any] = {"measured": "RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
-    for algo in configs.ALGORITHMS:
-        ours = {
-            (form, n): EndToEnd(algo, n, form=form, n=1)
-            for form in ("masked", "compact")
-            for n in (1, 8)
-        }
-        subjects: dict[str, Callable[[], float]] = {
-            f"{algo}_{form}_{n}_lanes": run for (form, n), run in ours.items()
-        }
-        with Peers() as peers:
-            if FLAGS.sbx:
-                options = {"env": FLAGS.bench_env, "steps": FLAGS.bench_steps}
-                subjects[f"sbx_{algo}"] = peers.add(Peer("steps", algo, **options))
-            found = interleaved(subjects)
-        out |= found
-        for form in ("masked", "compact"):
-            name = f"{algo}_{form}"
-            out[f"{name}_8_lanes_over_1"] = found[f"{name}_8_lanes"] / found[f"{name}_1_lanes"]
-            if FLAGS.sbx:
-                out[f"{name}_over_sbx"] = found[f"{name}_1_lanes"] / found[f"sbx_{algo}"]
-            out |= {f"{name}_{k}": v for k, v in shares(ours[form, 1].loop).items()}
-    return out
-
-
-def shares(loop: HostLoop) -> dict[str, float]:
-    """Where the time of a loop goes: its own overhead, and the environment."""
-    before, start = dict(loop.seconds), time.perf_counter()
-    loop.advance(loop.time + FLAGS.bench_steps, lambda: False)
-    whole = time.perf_counter() - start
-    spent = {k: loop.seconds[k] - before[k] for k in before}
-    return {
-        "loop_overhead": 1 - sum(spent.values()) / whole,
-        "environment_share": spent["environment"] / whole,
-    }
-
-
-def pipeline() -> dict[str, Any]:
-    """Stepping one half while the other learns, against one after the other."""
-    subjects = {
-        "pipelined": EndToEnd("td3", 8),
-        "in_turn": EndToEnd("td3", 8, pipeline=False),
-    }
-    found = interleaved(dict(subjects))
-    return {**found, "gain": found["pipelined"] / found["in_turn"]}
 
 
 def form_program(
@@ -347,24 +192,11 @@ def compact() -> dict[str, Any]:
 BENCHMARKS = {
     "updates": updates,
     "capacity": capacity,
-    "steps": steps,
-    "pipeline": pipeline,
+    "steps": endtoend.steps,
+    "pipeline": endtoend.pipeline,
+    "growth": endtoend.growth,
     "compact": compact,
 }
-
-
-def machine() -> dict[str, Any]:
-    """What it was measured on."""
-    import os
-
-    return {
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }
 
 
 def main(argv: list[str]) -> int:
