@@ -10,6 +10,7 @@ The same command again continues where it stopped; a finished unit is never run 
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import RunError, available_memory, chunk_size, lane_bytes
 
 FORMAT = 1
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def budget_of(name: str, fraction: float | None, seeds: int | None) -> base.Budget:
@@ -208,6 +210,8 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     given = flags.FLAGS
+    if given.budget == "smoke":  # compiling takes longer than running: do not optimise
+        os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
         budget = budget_of(given.budget, given.fraction, given.seeds)
         shard = parse_shard(given.shard)
