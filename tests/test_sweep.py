@@ -238,8 +238,21 @@ def test_a_killed_suite_ends_as_one_that_was_not(tmp_path):
             np.testing.assert_array_equal(one[key], two[key])
 
 
+NAMES = [n for n in suites.CATALOGUE if n not in ("toy", "flops")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_unit_of_every_suite(name, tmp_path):
+    """The first unit, as short as can be; `toy` above and the slow tier run whole suites."""
+    budget = dataclasses.replace(BUDGET, fraction=2e-5, evaluations=1, episodes=1)
+    unit = suites.CATALOGUE[name].units(budget)[0]
+    sweep.run_unit(unit, tmp_path / unit.name, budget, "masked")
+    rows = (tmp_path / unit.name / "evaluations.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * len(unit.lanes) and sweep.finished(tmp_path / unit.name)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in suites.CATALOGUE if n not in ("toy", "flops")])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_suite_runs_in_smoke(name, tmp_path):
     suite = suites.CATALOGUE[name]
     assert sweep.sweep([suite], suites.BUDGETS["smoke"], tmp_path) == 0

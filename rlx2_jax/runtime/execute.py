@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Lane
 from rlx2_jax.runtime import checkpoint, logging, summary, weights
 from rlx2_jax.runtime.evaluate import Evaluation
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop, LaneFailure
-from rlx2_jax.runtime.program import unstack
+from rlx2_jax.runtime.program import initial_agent, unstack
 from rlx2_jax.runtime.run import (
     Run,
     RunError,
@@ -231,11 +229,12 @@ class _Execution:
         config = dataclasses.replace(self.run.config, execution="masked")
         for i, lane in enumerate(chunk.lanes):
             own = with_paths(lane, self.directory)
-            first = lanes_.init_agent(config, lane, jnp.int32(lane.seed))
+            first = initial_agent(config, lane)
             begun = weights.of_agent(weights.given(first, config, own))
             if not lane.tiny:  # a dense lane of the same seed has the weights off the mask as well
-                dense = dataclasses.replace(own, method="dense", masks=None)
-                whole = lanes_.init_agent(config, dense, jnp.int32(lane.seed))
+                none = {"actor_sparsity": 0.0, "critic_sparsity": 0.0, "masks": None}
+                dense = dataclasses.replace(own, **none)
+                whole = initial_agent(config, dense)
                 every = weights.of_agent(weights.given(whole, config, dense))
                 begun = {k: weights.Weights(every[k].weights, v.mask) for k, v in begun.items()}
             weights.save(self.directory / "initial" / f"lane-{chunk.first + i}.npz", begun)

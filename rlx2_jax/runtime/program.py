@@ -1,6 +1,5 @@
 """Lanes of one `Config` as one compiled program. `jit` and `vmap` live here."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -67,6 +66,21 @@ _judge = jax.jit(
 _inspect = jax.jit(lambda *args: jax.vmap(_inspect_lane)(*args))
 
 
+def initial_agent(config: Config, lane: Lane) -> Any:
+    """The agent that a resolved lane begins with. One program serves all lanes whose networks have
+    the same sparsities, whatever else they differ in."""
+    same = Lane(
+        actor_sparsity=lane.actor_sparsity,
+        critic_sparsity=lane.critic_sparsity,
+        distribution=lane.distribution,
+        tiny=lane.tiny,
+        execution=lane.execution,
+        n=1,
+        trim_ratio=0.0,
+    )
+    return _agent(config, same, jnp.asarray(lane.seed, jnp.int32))
+
+
 class Program:
     """Lanes that are updated by one device call.
 
@@ -83,14 +97,10 @@ class Program:
     def init(self, obs: np.ndarray, horizon: int | None) -> LaneState:
         """States before the first step; `obs: [lanes, envs, obs]`."""
         seeds = jnp.asarray([lane.seed for lane in self.lanes], jnp.int32)
-        alike = [
-            dataclasses.replace(x, seed=0, name="", weights=None, masks=None, expert=None)
-            for x in self.lanes
-        ]
         agents = stack(
             [
-                weights.given(_agent(self.config, same, seed), self.config, lane)
-                for same, seed, lane in zip(alike, seeds, self.lanes)
+                weights.given(initial_agent(self.config, lane), self.config, lane)
+                for lane in self.lanes
             ]
         )
         state = _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
