@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,9 @@ def sweep(
                 run_unit(unit, path, budget, execution_)
             except Stopped:
                 raise
-            except (LaneFailure, RunError, ValueError, ImportError, OSError, RuntimeError) as error:
-                _say(f"{name} failed: {error}")
+            except Exception as error:  # whatever it was, the other units are worth running
+                known = isinstance(error, LaneFailure | RunError | ValueError)
+                _say(f"{name} failed: {error if known else traceback.format_exc()}")
                 open_units.append((name, f"{type(error).__name__}: {error}"))
     for name, why in open_units:
         _say(f"not finished: {name} ({why.splitlines()[0]})")

@@ -168,6 +168,30 @@ def test_what_does_not_fit_is_refused_with_advice(tmp_path):
         execution.execute(small_run(), blocked / "run", progress=False)
 
 
+def test_killed_after_the_last_checkpoint(whole, tmp_path, monkeypatch):
+    """All steps are done and saved, the closing files are not written yet."""
+    directory, _ = whole
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution._Execution, "_keep_final", killed)
+        with pytest.raises(KeyboardInterrupt):
+            execution.execute(small_run(), tmp_path, progress=False)
+    assert not (tmp_path / "summary.json").exists()
+    execution.execute(small_run(), tmp_path, resume=True, progress=False)
+    found, expected = (
+        json.loads((folder / "summary.json").read_text())["lanes"]
+        for folder in (tmp_path, directory)
+    )
+    for row in (*found, *expected):
+        del row["steps_per_second"]
+    assert found == expected
+    for name in ("evaluations.csv", "metrics.csv"):
+        assert (tmp_path / name).read_text() == (directory / name).read_text()
+
+
 class Fragile(gymnasium.Env):
     """Raises once at its 400th step. Has InvertedPendulum's shapes, so that programs are shared."""
 

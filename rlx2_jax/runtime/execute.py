@@ -147,7 +147,7 @@ class _Execution:
                 snapshots, meta = found
                 logging.cut_back(directory, meta["sizes"])
                 chunk.history, chunk.seconds = meta["history"], meta["seconds"]
-                chunk.frozen = set(meta["frozen"])
+                chunk.frozen, chunk.last = set(meta["frozen"]), meta["last"]
                 loop.restore(snapshots, exact=meta["exact"])
                 if not (meta["exact"] and loop.exact_restore):
                     self.say("environments cannot be continued where they were: new episodes begin")
@@ -313,6 +313,7 @@ class _Execution:
             "seconds": chunk.seconds,
             "sizes": log.sizes(),
             "frozen": sorted(chunk.frozen),
+            "last": chunk.last,
             "exact": exact,
             "lanes": loop.lanes,
         }
