@@ -43,13 +43,29 @@ HOPPER = (11, 3)
 
 
 def program(
-    algo: str, lanes: int, capacity: int, warmup: int = 1000, n: int | None = None
+    algo: str,
+    lanes: int,
+    *,
+    form: str = "masked",
+    hidden: tuple[int, ...] = (256, 256),
+    sparsity: tuple[float, float] = (0.98, 0.95),
+    capacity: int = 20_000,
+    n: int | None = None,
 ) -> Program:
-    """Masked RLx2 lanes at the paper's Hopper sparsities, 98% and 95%; `n`-step targets, or
-    those of RLx2."""
+    """RLx2 lanes of one form, Hopper sizes, at the paper's or other sparsities of actor and critic;
+    `n`-step targets, or those of RLx2."""
     windows: dict[str, Any] = {} if n is None else {"n_max": n}
-    config = configs.make(algo, *HOPPER, capacity=capacity, warmup=warmup, **windows)
-    return Program(config, sparse_lanes(lanes, n=n))
+    config = configs.make(
+        algo,
+        *HOPPER,
+        hidden=hidden,
+        capacity=capacity,
+        warmup=1000,
+        execution=form,
+        random_growth=False,
+        **windows,
+    )
+    return Program(config, sparse_lanes(lanes, sparsity, n=n))
 
 
 class Scanned:
@@ -94,11 +110,11 @@ def updates() -> dict[str, Any]:
     costs SAC a second pass of the actor)."""
     out: dict[str, Any] = {"measured": "masked RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in configs.ALGORITHMS:
-        ours = {n: Scanned(program(algo, n, 20_000, n=1), 400 // n) for n in (1, 8)}
+        ours = {n: Scanned(program(algo, n, n=1), 400 // n) for n in (1, 8)}
         subjects: dict[str, Callable[[], float]] = {
             f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
         }
-        own_n = Scanned(program(algo, 1, 20_000), 400)
+        own_n = Scanned(program(algo, 1), 400)
         subjects[f"{algo}_1_lane_own_n"] = lambda own_n=own_n: 1 / own_n()
         with Peers() as peers:
             if FLAGS.sbx:
@@ -116,29 +132,11 @@ def updates() -> dict[str, Any]:
 def capacity() -> dict[str, Any]:
     """The cost of a step must not grow with the buffer."""
     sizes = {"1e4": 10_000, "1e6": 1_000_000}
-    subjects = {name: Scanned(program("td3", 1, size), 200) for name, size in sizes.items()}
+    subjects = {
+        name: Scanned(program("td3", 1, capacity=size), 200) for name, size in sizes.items()
+    }
     found = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
     return {**found, "ratio": found["ms_at_1e6"] / found["ms_at_1e4"]}
-
-
-def form_program(
-    form: str, algo: str, lanes: int, hidden: tuple[int, ...], sparsity: tuple[float, float]
-) -> Program:
-    """RLx2 lanes of one form, Hopper sizes, with actor and critic `sparsity`."""
-    config = configs.make(
-        algo,
-        *HOPPER,
-        hidden=hidden,
-        capacity=20_000,
-        warmup=1000,
-        execution=form,
-        random_growth=False,
-    )
-    made = [
-        configs.Lane(seed=i, actor_sparsity=sparsity[0], critic_sparsity=sparsity[1])
-        for i in range(lanes)
-    ]
-    return Program(config, made)
 
 
 def side_by_side(
@@ -147,7 +145,9 @@ def side_by_side(
     """Microseconds per update of one lane in both forms, by the clock and by processor time: on a
     busy machine the second is what the work costs."""
     subjects = {
-        form: Scanned(form_program(form, algo, lanes, hidden, sparsity), length * factor)
+        form: Scanned(
+            program(algo, lanes, form=form, hidden=hidden, sparsity=sparsity), length * factor
+        )
         for form, factor in (("masked", 1), ("compact", 4))
     }
     found: dict[str, list[tuple[float, float]]] = {form: [] for form in subjects}
@@ -163,12 +163,9 @@ def side_by_side(
         out |= {f"{form}_us": float(wall), f"{form}_cpu_us": float(cpu)}
     out["ratio"] = out["masked_us"] / out["compact_us"]
     out["cpu_ratio"] = out["masked_cpu_us"] / out["compact_cpu_us"]
-    out["links"] = sum(map(sum, configs.own_links(*_first(subjects["compact"].program))))
+    made = subjects["compact"].program
+    out["links"] = sum(map(sum, configs.own_links(made.config, made.lanes[0])))
     return out
-
-
-def _first(made: Program) -> tuple[configs.Config, configs.Lane]:
-    return made.config, made.lanes[0]
 
 
 def compact() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.lane import Stream, stream_key
 from rlx2_jax.runtime import logging, summary, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
+from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.program import stack, unstack
 from rlx2_jax.runtime.run import Run, label, with_paths
 
@@ -39,7 +40,7 @@ class _Clones:
 
     def judge(self, state: bc.State, obs: np.ndarray) -> tuple[jax.Array, jax.Array]:
         action = self._act(state, jnp.asarray(obs))
-        return action, jnp.zeros(action.shape[:-1])
+        return action, jnp.full(action.shape[:-1], jnp.nan)  # a clone has no Q
 
 
 class _Imitation(NamedTuple):
@@ -118,28 +119,12 @@ def execute(
         return envs.make_host(run.env, count, run.backend, **run.env_options)
 
     state, imitation = _begin(run, own, make, transitions)
-    evaluator = HostEvaluator(make(len(own) * run.episodes), _Clones(own), run.episodes)  # pyright: ignore[reportArgumentType]
+    evaluator = HostEvaluator(make(len(own) * run.episodes), _Clones(own), run.episodes)
     table = logging.Table(directory / logging.EVALUATIONS)
     history: list[dict[str, Any]] = []
     count = 0
     while True:
-        found = evaluator(state)  # pyright: ignore[reportArgumentType]
-        rows = [
-            {
-                "lane": i,
-                "method": lane.method,
-                "seed": lane.seed,
-                "step": count,
-                "mean_return": float(found.returns[i].mean()),
-                "std_return": float(found.returns[i].std()),
-                "min_return": float(found.returns[i].min()),
-                "max_return": float(found.returns[i].max()),
-                "mean_length": float(found.lengths[i].mean()),
-                "value_bias": float("nan"),
-                "value_spread": float("nan"),
-            }
-            for i, lane in enumerate(own)
-        ]
+        rows = evaluation_rows(evaluator(state), own, count)
         table.write(rows)
         history += rows
         shown = ", ".join(

@@ -16,10 +16,13 @@ from rlx2_jax.runtime.loop import HostLoop
 FLAGS = flags.FLAGS
 
 
-def sparse_lanes(count: int, **fields: Any) -> list[configs.Lane]:
-    """Lanes at the paper's Hopper sparsities."""
+def sparse_lanes(
+    count: int, sparsity: tuple[float, float] = (0.98, 0.95), **fields: Any
+) -> list[configs.Lane]:
+    """RLx2 lanes, at the paper's Hopper sparsities or others."""
+    actor, critic = sparsity
     return [
-        configs.Lane(seed=i, actor_sparsity=0.98, critic_sparsity=0.95, **fields)
+        configs.Lane(seed=i, actor_sparsity=actor, critic_sparsity=critic, **fields)
         for i in range(count)
     ]
 

@@ -11,6 +11,7 @@ Whatever was not measured is left out and named; nothing is filled in.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,23 +45,24 @@ def _machine(found: dict[str, Any]) -> str:
     return f"Measured on {about.get('cores')} cores, jax {about.get('jax')}{loaded}."
 
 
-def updates(found: dict[str, Any]) -> str:
-    """Masked lanes against SBX, updates only."""
+def rates(found: dict[str, Any], unit: str) -> str:
+    """Everything per second, and as a multiple of SBX."""
     rows = []
     for algo in ("td3", "sac"):
         sbx = found.get(f"sbx_{algo}")
-        for name, label in (
-            (f"{algo}_1_lanes", "1 masked lane"),
-            (f"{algo}_8_lanes", "8 masked lanes together"),
-            (f"{algo}_1_lane_own_n", "1 masked lane, RLx2's own n"),
-            (f"sbx_{algo}", "SBX"),
-        ):
-            if name in found:
-                ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
-                rows.append([f"{algo.upper()}, {label}", f"{found[name]:,.0f}", ratio])
+        ours = [k for k in found if k.startswith(f"{algo}_") and re.search(r"lanes?(_own_n)?$", k)]
+        for name in [*ours, *([f"sbx_{algo}"] if sbx else [])]:
+            label = name.replace("_", " ").replace("own n", "with RLx2's n").replace("sbx", "SBX")
+            ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
+            rows.append([label, f"{found[name]:,.0f}", ratio])
+    return table(["", f"{unit}/s", "of SBX"], rows)
+
+
+def updates(found: dict[str, Any]) -> str:
+    """Masked lanes against SBX, updates only."""
     return (
         f"## Updates\n\n{found.get('measured', '')}. Gradient updates per second in a scan, Hopper "
-        f"sizes, batch 256.\n\n{table(['', 'updates/s', 'of SBX'], rows)}\n\n{_machine(found)}"
+        f"sizes, batch 256, all lanes together.\n\n{rates(found, 'updates')}\n\n{_machine(found)}"
     )
 
 
@@ -74,15 +76,6 @@ def capacity(found: dict[str, Any]) -> str:
 
 def steps(found: dict[str, Any]) -> str:
     """End to end."""
-    rows = []
-    for algo in ("td3", "sac"):
-        sbx = found.get(f"sbx_{algo}")
-        names = [k for k in found if k.startswith(f"{algo}_") and k.endswith("_lanes")]
-        for name in [*names, f"sbx_{algo}"]:
-            if name in found:
-                ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
-                label = name.replace("_", " ").replace("sbx", "SBX")
-                rows.append([label, f"{found[name]:,.0f}", ratio])
     overhead = ", ".join(
         f"{k.removesuffix('_loop_overhead').replace('_', ' ')} {100 * v:.0f} %"
         for k, v in found.items()
@@ -91,7 +84,7 @@ def steps(found: dict[str, Any]) -> str:
     return (
         f"## Whole training steps\n\n{found.get('measured', '')}. Environment steps per second on "
         f"Hopper-v5, one update per step, all lanes together, evaluation left out.\n\n"
-        f"{table(['', 'steps/s', 'of SBX'], rows)}\n\nShare of one lane's time that is neither "
+        f"{rates(found, 'steps')}\n\nShare of one lane's time that is neither "
         f"environment nor device: {overhead}. {_machine(found)}"
     )
 

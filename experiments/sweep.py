@@ -27,9 +27,8 @@ from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.logging import write_json
 from rlx2_jax.runtime.loop import LaneFailure
-from rlx2_jax.runtime.run import RunError, available_memory, chunk_size, lane_bytes
+from rlx2_jax.runtime.run import FORMAT, RunError, available_memory, chunk_size, lane_bytes
 
-FORMAT = 1
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax import compact, forms, masks, networks, optimize
-from rlx2_jax.config import Config, Hyper, Lane, resolve
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
 from rlx2_jax.types import Array, Network
 
 
@@ -62,6 +62,36 @@ def make_network(
         names = tuple(f"Dense_{i}" for i in range(len(sizes) - 1))
         return forms.to_compact(network, compact.Spec(tuple(sizes), links, names))
     return network
+
+
+def make_actor(key: Array, config: Config, lane: Lane, *, target: bool = True) -> Network:
+    """π_φ of a lane, with a target where the algorithm has one."""
+    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
+    return make_network(
+        key,
+        config,
+        lane,
+        config.actor_sizes,
+        lane.actor_sparsity,
+        widths(config, lane)[0],
+        target=target,
+        links=live_links(config, lane).actor,
+    )
+
+
+def make_critic(key: Array, config: Config, lane: Lane) -> Network:
+    """Q_θ1 and Q_θ2 of a lane, with their targets."""
+    lane = resolve(config, lane)
+    return make_network(
+        key,
+        config,
+        lane,
+        config.critic_sizes,
+        lane.critic_sparsity,
+        widths(config, lane)[1],
+        names=networks.TWINS,
+        links=live_links(config, lane).critic,
+    )
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize
-from rlx2_jax.agent import make_network, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
+from rlx2_jax.agent import make_actor, topology_options
+from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.types import Array, Network, Params
 
 
@@ -37,12 +37,7 @@ def init(key: Array, config: Config, lane: Lane) -> State:
             "whoever the expert was: use a Config with algo='td3'"
         )
     actor_key, _ = jax.random.split(key)
-    lane = resolve(config, lane)
-    sizes, sparsity = config.actor_sizes, lane.actor_sparsity
-    width, _ = widths(config, lane)
-    links = live_links(config, lane).actor
-    actor = make_network(actor_key, config, lane, sizes, sparsity, width, target=False, links=links)
-    return State(actor)
+    return State(make_actor(actor_key, config, lane, target=False))
 
 
 def mean_action(actor: Params, obs: Array) -> Array:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
-from rlx2_jax.agent import make_network, switched_n, topology_options
-from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
+from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
+from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -31,29 +31,8 @@ class Noise(NamedTuple):
 def init(key: Array, config: Config, lane: Lane) -> State:
     """Sparse networks with random parameters and masks, α = 1 (Algorithm 6, lines 1-3)."""
     actor_key, critic_key = jax.random.split(key)
-    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
-    actor_width, critic_width = widths(config, lane)
-    room = live_links(config, lane)
-    actor = make_network(
-        actor_key,
-        config,
-        lane,
-        config.actor_sizes,
-        lane.actor_sparsity,
-        actor_width,
-        target=False,
-        links=room.actor,
-    )
-    critic = make_network(
-        critic_key,
-        config,
-        lane,
-        config.critic_sizes,
-        lane.critic_sparsity,
-        critic_width,
-        names=networks.TWINS,
-        links=room.critic,
-    )
+    actor = make_actor(actor_key, config, lane, target=False)
+    critic = make_critic(critic_key, config, lane)
     log_alpha = jnp.zeros((), jnp.dtype(config.dtype))
     leak = jax.tree.map(jnp.zeros_like, critic.params) if config.sac_growth == "leaked" else None
     return State(actor, critic, log_alpha, optimize.adam.init(log_alpha), leak)

@@ -9,13 +9,13 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from saved_runs import snapshots
 
 from rlx2_jax import config
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import guards, weights
-from rlx2_jax.runtime.checkpoint import Checkpoints
 from rlx2_jax.runtime.loop import LaneFailure
-from rlx2_jax.runtime.run import Run, RunError, chunk_size, make_loop
+from rlx2_jax.runtime.run import Run, RunError, chunk_size
 
 STEPS = 240
 
@@ -62,16 +62,6 @@ def stop_after(monkeypatch, calls: int):
         return self.signal is not None
 
     monkeypatch.setattr(guards.Stopper, "__call__", call)
-
-
-def final_state(run: Run, directory):
-    loop = make_loop(run, run.lanes, directory)
-    store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
-    found = store.restore(loop.snapshots(), warn=print)
-    store.close()
-    loop.close()
-    assert found is not None
-    return [s.state for s in found[0]]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +111,7 @@ def test_resume_is_exact(whole, tmp_path, monkeypatch):
     assert any("resumed at step" in line for line in said)
     for name in ("evaluations.csv", "metrics.csv"):
         assert (tmp_path / name).read_text() == (directory / name).read_text()
-    for a, b in zip(final_state(small_run(), tmp_path), final_state(small_run(), directory)):
+    for a, b in zip(*([s.state for s in snapshots(d)] for d in (tmp_path, directory))):
         jax.tree.map(
             np.testing.assert_array_equal, a._replace(replay=None), b._replace(replay=None)
         )

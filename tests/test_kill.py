@@ -12,11 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
-from experiments.train import Run
-from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime.checkpoint import Checkpoints
-from rlx2_jax.runtime.run import make_loop
+from saved_runs import snapshots
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +59,7 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def final(directory: Path):
-    import json
-
-    run = Run.from_json(json.loads((directory / execution.CONFIG).read_text()))
-    loop = make_loop(run, run.lanes, directory)
-    store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
-    found = store.restore(loop.snapshots(), warn=print)
-    store.close()
-    loop.close()
-    assert found is not None
-    return [(s.state._replace(replay=None), s.env) for s in found[0]]
+    return [(s.state._replace(replay=None), s.env) for s in snapshots(directory)]
 
 
 @pytest.mark.parametrize(

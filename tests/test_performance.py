@@ -34,7 +34,7 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     missing = performance.write(tmp_path, tmp_path / "docs")
     assert missing == ["steps", "pipeline", "growth", "inference"]
     text = (tmp_path / "docs" / "performance.md").read_text()
-    assert "| TD3, 1 masked lane | 300 | 1.50x |" in text and "ratio 1.05" in text
+    assert "| td3 1 lanes | 300 | 1.50x |" in text and "ratio 1.05" in text
     assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
     assert "Not measured: steps, pipeline, growth, inference." in text
     assert (tmp_path / "docs" / "performance-compact.png").stat().st_size > 5000

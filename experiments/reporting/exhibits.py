@@ -7,10 +7,10 @@ from typing import Any
 
 from experiments.reporting import ablations, ledgers, maintable, percent, pictures
 from experiments.reporting.panels import Item, curve_panels
-from experiments.reporting.results import SCORED, Suite
+from experiments.reporting.results import Suite
 from experiments.reporting.tables import Table
-
-PAPER_STEPS, PAPER_SEEDS = 3_000_000, 8
+from experiments.suites import base
+from rlx2_jax.runtime.evaluate import SCORED
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ledger_section() -> Section:
 
 def _stamped(item: Item, suite: Suite) -> Item:
     if isinstance(item, Table):
-        note = f"Ours: {stamp(suite)}; {seeds_found(suite)} (paper: {PAPER_SEEDS})."
+        note = f"Ours: {stamp(suite)}; {seeds_found(suite)} (paper: {base.SEEDS})."
         return replace(item, notes=(note, *item.notes))
     return item
 
@@ -69,7 +69,7 @@ def fraction(suite: Suite) -> float | None:
     if isinstance(share, int | float):
         return float(share)
     steps = [u.steps for u in suite.units if u.steps and u.kind == "train"]
-    return max(steps) / PAPER_STEPS if steps else None
+    return max(steps) / base.STEPS if steps else None
 
 
 def difference(suite: Suite) -> str:
@@ -80,7 +80,7 @@ def difference(suite: Suite) -> str:
     if steps:
         budget += f" ({_range(steps)})"
     parts.append(budget)
-    parts.append(f"{seeds_found(suite)} (paper: {PAPER_SEEDS})")
+    parts.append(f"{seeds_found(suite)} (paper: {base.SEEDS})")
     used = sorted({x.evaluations_used for u in suite.units for x in u.lanes if x.evaluations_used})
     if used and used[0] < SCORED:
         parts.append(f"a score is the mean of {_range(used)} evaluations (paper: {SCORED})")

@@ -8,7 +8,6 @@ unfinished.
 """
 
 import json
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from experiments.reporting import csvlog
+from experiments.runs import task_name
+from rlx2_jax.runtime.evaluate import final_score
+from rlx2_jax.runtime.run import FORMAT  # suite.json has the same
 
-FORMAT = 1  # of suite.json and config.json
-SCORED = 30  # the score is the mean of the last 30 evaluations
 EVALUATIONS = ("lane", "step", "mean_return", "value_bias", "value_spread")
 METRICS = ("lane", "step", "buffer_length", "policy_distance")
 WITH_METRICS = ("buffer_trace",)  # suites whose exhibits need metrics.csv
@@ -44,16 +44,16 @@ class Lane:
 
     @cached_property
     def score(self) -> float:
-        """Mean return of the last 30 evaluations after step 0; nan where there is none."""
-        return float(self._scored.mean()) if self._scored.size else float("nan")
+        """Mean return of the last evaluations after step 0; nan where there is none."""
+        return self._scored[0]
 
     @property
     def evaluations_used(self) -> int:
-        return int(self._scored.size)
+        return self._scored[1]
 
-    @property
-    def _scored(self) -> np.ndarray:
-        return self.evaluations["mean_return"][self.evaluations["step"] > 0][-SCORED:]
+    @cached_property
+    def _scored(self) -> tuple[float, int]:
+        return final_score(self.evaluations["mean_return"][self.evaluations["step"] > 0])
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Unit:
     @property
     def task(self) -> str:
         """The environment without its version."""
-        return re.sub(r"-v\d+$", "", self.env)
+        return task_name(self.env)
 
     def named(self, name: str) -> list[Lane]:
         """The lanes of a name that were evaluated at least once after step 0."""

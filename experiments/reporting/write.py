@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from experiments.reporting import exhibits, figures, page, provenance, tables
-from experiments.reporting.exhibits import PAPER_SEEDS, Section
+from experiments.reporting.exhibits import Section
 from experiments.reporting.figures import Absent, Figure
 from experiments.reporting.results import Results, Suite
 from experiments.reporting.tables import Cell, Column, Table
+from experiments.suites import base
 
 TITLE = "rlx2_jax beside the paper"
 
@@ -52,7 +53,7 @@ def banner(suites: list[Suite]) -> str:
         len({lane.seed for lane in u.named(n)}) for s in suites for u in s.units for n in u.names
     ]
     fewest = min(counts, default=0)
-    if share >= 1 and fewest >= PAPER_SEEDS:
+    if share >= 1 and fewest >= base.SEEDS:
         return "All runs have the paper's steps and at least its number of seeds."
     budgets = dict.fromkeys(str(s.budget.get("name", "not named")) for s in suites)
     most = max(counts, default=0)
@@ -60,7 +61,7 @@ def banner(suites: list[Suite]) -> str:
     return (
         f"Not a reproduction of the paper's results. Budget: {', '.join(budgets)}; as little as "
         f"{100 * share:.4g} % of the paper's steps and {seeds} seed(s) of each kind of run "
-        f"(paper: {PAPER_SEEDS}). Each section states its own."
+        f"(paper: {base.SEEDS}). Each section states its own."
     )
 
 

@@ -11,6 +11,10 @@ from typing import Any
 from experiments.runs import Settings, paper_sparsities
 from rlx2_jax.config import Lane
 
+# A name, a method, and fields of its lanes in the paper's units.
+Variant = tuple[str, str, dict[str, Any]]
+
+STEPS, SEEDS = 3_000_000, 8  # of the paper's runs
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
 NEVER = 2**31 - 1  # an interval that no run reaches
 
@@ -20,8 +24,8 @@ class Budget:
     """How much of the paper's experiment is run."""
 
     name: str
-    fraction: float  # of the paper's 3 million steps and of everything that counts steps
-    seeds: int = 8
+    fraction: float  # of the paper's steps and of everything that counts steps
+    seeds: int = SEEDS
     first_seed: int = 0
     tasks: int = len(TASKS)  # how many of a suite's tasks
     version: str = "v5"
@@ -90,7 +94,7 @@ class Suite:
 def settings(budget: Budget, task: str, algo: str = "td3", hidden: int = 256) -> Settings:
     """The paper's experiment on one task, scaled to a budget."""
     width = hidden // budget.narrower
-    steps = max(budget.steps(3_000_000), 60)
+    steps = max(budget.steps(STEPS), 60)
     interval = max(1, steps // budget.evaluations)
     return Settings(
         env=budget.env(task),
@@ -130,9 +134,7 @@ def _scaled(budget: Budget, name: str, value: float) -> int:
     return max(least, round(value * budget.fraction))
 
 
-def lanes(
-    budget: Budget, variants: Sequence[tuple[str, str, dict[str, Any]]], **common: Any
-) -> tuple[Lane, ...]:
+def lanes(budget: Budget, variants: Sequence[Variant], **common: Any) -> tuple[Lane, ...]:
     """Lanes of every variant (name, method, fields in the paper's units), each with all seeds."""
     return tuple(
         lane(budget, method, seed, name=name, **{**common, **fields})
@@ -156,6 +158,18 @@ def tasks(budget: Budget, names: Sequence[str] = TASKS) -> Sequence[str]:
 
 def unit_name(task: str, algo: str = "td3") -> str:
     return f"{algo}-{task.lower()}"
+
+
+def task_units(budget: Budget, variants: Sequence[Variant], algo: str = "td3") -> list[Unit]:
+    """A unit of every variant on each task, at the main table's sparsities."""
+    return [
+        Unit(
+            unit_name(task, algo),
+            settings(budget, task, algo),
+            lanes(budget, variants, **sparsities(task, algo)),
+        )
+        for task in tasks(budget)
+    ]
 
 
 def components(units: Sequence[Unit]) -> list[list[Unit]]:

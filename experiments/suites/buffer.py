@@ -12,14 +12,7 @@ def units(budget: base.Budget) -> list[base.Unit]:
         for name, size in CAPACITIES.items()
     ]
     variants = [("dense", "dense", {}), *fixed, ("dynamic", "rlx2", {})]
-    return [
-        base.Unit(
-            base.unit_name(task),
-            base.settings(budget, task),
-            base.lanes(budget, variants, **base.sparsities(task)),
-        )
-        for task in base.tasks(budget)
-    ]
+    return base.task_units(budget, variants)
 
 
 SUITE = base.Suite("buffer", "Table 8 and figure 6: buffer capacity", units)

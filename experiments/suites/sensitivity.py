@@ -26,14 +26,7 @@ def units(budget: base.Budget) -> list[base.Unit]:
         for name, values in VALUES.items()
         for value in values
     ]
-    return [
-        base.Unit(
-            base.unit_name(task),
-            base.settings(budget, task),
-            base.lanes(budget, variants, **base.sparsities(task)),
-        )
-        for task in base.tasks(budget)
-    ]
+    return base.task_units(budget, variants)
 
 
 SUITE = base.Suite("sensitivity", "Tables 9 to 13: sensitivity to hyper-parameters", units)

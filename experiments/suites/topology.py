@@ -7,14 +7,7 @@ METHODS = ("dense", "rlx2-tiny", "rlx2-ss", "rlx2-set", "rlx2")
 
 def units(budget: base.Budget) -> list[base.Unit]:
     """The ablation keeps multi-step targets and the dynamic buffer, whatever the topology."""
-    return [
-        base.Unit(
-            base.unit_name(task),
-            base.settings(budget, task),
-            base.lanes(budget, [(m, m, {}) for m in METHODS], **base.sparsities(task)),
-        )
-        for task in base.tasks(budget)
-    ]
+    return base.task_units(budget, [(m, m, {}) for m in METHODS])
 
 
 SUITE = base.Suite("topology", "Table 3, left: ablation of topology evolution", units)

@@ -14,6 +14,7 @@ SOURCES = (
     "kernels.cc",
     "lanes.h",
     "mlp.h",
+    "each_isa.h",
     "simd.h",
     "dense.h",
     "adam_ffi.h",

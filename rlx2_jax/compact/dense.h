@@ -44,29 +44,9 @@ struct Matrices {
 
 }  // namespace rlx2
 
-#ifdef RLX2_X86
-#define RLX2_NS avx512
-#define RLX2_BYTES 64
-#define RLX2_TARGET __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
-#include "dense_simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
-#define RLX2_NS avx2
-#define RLX2_BYTES 32
-#define RLX2_TARGET __attribute__((target("avx2,fma")))
-#include "dense_simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
-#endif
-#define RLX2_NS baseline
-#define RLX2_BYTES 16
-#define RLX2_TARGET
-#include "dense_simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
+#define RLX2_KERNELS "dense_simd.h"
+#include "each_isa.h"
+#undef RLX2_KERNELS
 
 namespace rlx2 {
 namespace dense {

@@ -144,30 +144,9 @@ void UnpackBlock(const T* from, const Spec& s, int64_t features, int64_t c, T* t
 }  // namespace rlx2
 
 // The same kernels, once per instruction set.
-#if defined(__x86_64__) && defined(__GNUC__)
-#define RLX2_X86 1
-#define RLX2_NS avx512
-#define RLX2_BYTES 64
-#define RLX2_TARGET __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma")))
-#include "simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
-#define RLX2_NS avx2
-#define RLX2_BYTES 32
-#define RLX2_TARGET __attribute__((target("avx2,fma")))
-#include "simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
-#endif
-#define RLX2_NS baseline
-#define RLX2_BYTES 16
-#define RLX2_TARGET
-#include "simd.h"
-#undef RLX2_NS
-#undef RLX2_BYTES
-#undef RLX2_TARGET
+#define RLX2_KERNELS "simd.h"
+#include "each_isa.h"
+#undef RLX2_KERNELS
 
 namespace rlx2 {
 

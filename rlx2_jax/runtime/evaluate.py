@@ -4,17 +4,20 @@ Besides the return, the value error Q(s, a) - G: what the critic believes of its
 against the discounted return that followed, the quantity that section 4.2 is about.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import networks
+from rlx2_jax.config import Lane
 from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Stream, stream_key
 from rlx2_jax.runtime.program import Program, judge_lane
+from rlx2_jax.types import Array
 
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
@@ -36,17 +39,27 @@ def seeds(seed: int, stream: Stream, count: int) -> list[int]:
     return [int(x) & MAX_SEED for x in sequence.generate_state(count)]
 
 
+class Judge(Protocol):
+    """Lanes that act, and say what they expect of it; a `Program` is one."""
+
+    lanes: Sequence[Lane]
+
+    def judge(self, state: Any, obs: np.ndarray) -> tuple[Array, Array]:
+        """Noise-free actions and their Q for `obs: [lanes, k, obs]`; nan where there is no Q."""
+        ...
+
+
 class HostEvaluator:
     """Evaluates all lanes of a program side by side in host environments."""
 
-    def __init__(self, envs: HostEnvs, program: Program, episodes: int = EPISODES):
+    def __init__(self, envs: HostEnvs, program: Judge, episodes: int = EPISODES):
         self._envs, self._program, self._episodes = envs, program, episodes
         self._seeds = [
             s for lane in program.lanes for s in seeds(lane.seed, Stream.EVALUATION, episodes)
         ]
         self._discount = np.array([lane.discount for lane in program.lanes])
 
-    def __call__(self, state: LaneState) -> Evaluation:
+    def __call__(self, state: Any) -> Evaluation:
         lanes, k = len(self._program.lanes), self._episodes
         obs = self._envs.reset(self._seeds)
         active = np.ones(lanes * k, bool)
@@ -142,8 +155,28 @@ def summarize(
     )
 
 
-def final_score(means: list[float]) -> tuple[float, int]:
+def rows(found: Evaluation, lanes: Sequence[Lane], step: int, first: int = 0) -> list[dict]:
+    """The rows of `evaluations.csv`; `first` is the number of the first lane."""
+    return [
+        {
+            "lane": first + i,
+            "method": lane.method,
+            "seed": lane.seed,
+            "step": step,
+            "mean_return": float(found.returns[i].mean()),
+            "std_return": float(found.returns[i].std()),
+            "min_return": float(found.returns[i].min()),
+            "max_return": float(found.returns[i].max()),
+            "mean_length": float(found.lengths[i].mean()),
+            "value_bias": float(found.value_bias[i]),
+            "value_spread": float(found.value_spread[i]),
+        }
+        for i, lane in enumerate(lanes)
+    ]
+
+
+def final_score(means: Sequence[float] | np.ndarray) -> tuple[float, int]:
     """The mean of the last 30 evaluations, and how many there were. The one at step 0 is not
     among `means`."""
     last = means[-SCORED:]
-    return (float(np.mean(last)) if last else float("nan")), len(last)
+    return (float(np.mean(last)) if len(last) else float("nan")), len(last)

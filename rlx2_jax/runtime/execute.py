@@ -14,6 +14,7 @@ from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Lane
 from rlx2_jax.runtime import checkpoint, logging, summary, weights
 from rlx2_jax.runtime.evaluate import Evaluation
+from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop, LaneFailure
 from rlx2_jax.runtime.program import initial_agent, unstack
@@ -250,23 +251,7 @@ class _Execution:
     def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop, log: logging.RunLog) -> None:
         found: Evaluation = loop.evaluate()
         step = loop.time * self.run.config.num_envs
-        rows = []
-        for i, lane in enumerate(chunk.lanes):
-            rows.append(
-                {
-                    "lane": chunk.first + i,
-                    "method": lane.method,
-                    "seed": lane.seed,
-                    "step": step,
-                    "mean_return": float(found.returns[i].mean()),
-                    "std_return": float(found.returns[i].std()),
-                    "min_return": float(found.returns[i].min()),
-                    "max_return": float(found.returns[i].max()),
-                    "mean_length": float(found.lengths[i].mean()),
-                    "value_bias": float(found.value_bias[i]),
-                    "value_spread": float(found.value_spread[i]),
-                }
-            )
+        rows = evaluation_rows(found, chunk.lanes, step, chunk.first)
         chunk.history += rows
         log.evaluations.write(rows)
         for row, name in zip(rows, chunk.labels):
