@@ -29,7 +29,10 @@ from rlx2_jax.runtime.logging import write_json
 from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import FORMAT, RunError, available_memory, chunk_size, lane_bytes
 
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
 
 
 def budget_of(name: str, fraction: float | None, seeds: int | None) -> base.Budget:

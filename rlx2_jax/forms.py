@@ -36,7 +36,8 @@ def to_compact(network: Network, spec: compact.Spec) -> Network:
     mu, nu = convert(network.moments.mu).flat, convert(network.moments.nu).flat
     target = None if network.target is None else convert(network.target).flat
     net = convert(network.params)
-    return Network(net.flat, net.index, network.moments._replace(mu=mu, nu=nu), target)
+    moments = network.moments._replace(mu=mu, nu=nu)
+    return network._replace(params=net.flat, masks=net.index, moments=moments, target=target)
 
 
 def to_masked(network: Network) -> Network:
@@ -52,7 +53,8 @@ def to_masked(network: Network) -> Network:
 
     moments = network.moments._replace(mu=dense(network.moments.mu), nu=dense(network.moments.nu))
     target = None if network.target is None else dense(network.target)
-    return Network(dense(network.params), dense_masks(index), moments, target)
+    params, masks = dense(network.params), dense_masks(index)
+    return network._replace(params=params, masks=masks, moments=moments, target=target)
 
 
 def dense_layers(flat: Any, index: compact.Index) -> Params:

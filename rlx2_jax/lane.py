@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 from rlx2_jax import buffer, forms, networks, sac, td3
 from rlx2_jax.agent import switched_n
+from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.prng import THREEFRY
+from rlx2_jax.topology import Schedule
 from rlx2_jax.types import Array, Masks, Transition
 
 ALGORITHMS: dict[str, ModuleType] = {"td3": td3, "sac": sac}
@@ -67,7 +69,6 @@ class Stats(NamedTuple):
     distance: Array  # D(B, φ) at the last check
     trims: Array  # checks that forgot something
     evolutions: dict[str, Array]  # per network, mask updates that were due
-    moved: dict[str, Array]  # per network, links changed by the last mask update
     ever: dict[str, Masks]  # per network, links that were live at any time
 
 
@@ -113,7 +114,6 @@ def start(
         distance=jnp.zeros(()),
         trims=zero,
         evolutions=dict.fromkeys(nets, zero),
-        moved=dict.fromkeys(nets, zero),
         ever={
             name: jax.tree.map(jnp.copy, forms.dense_masks(net.masks)) for name, net in nets.items()
         },
@@ -197,7 +197,8 @@ def _trim(
     policy = ALGORITHMS[config.algo].mean_action
     own_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)
 
-    def check() -> tuple[Array, Stats]:
+    def check(before: tuple[Array, Stats]) -> tuple[Array, Stats]:
+        stats = before[1]
         current = lambda obs: policy(networks.online(agent.actor), obs)  # noqa: E731
         form = {"distance": config.distance, "behaviour": config.behaviour}
         distance = buffer.policy_distance(replay, current, config.oldest_k, **form)
@@ -220,7 +221,7 @@ def _trim(
         )
 
     interval = max(config.buffer_interval // config.num_envs, 1)
-    return jax.lax.cond(t % interval == 0, check, lambda: (replay.length, stats))
+    return every(interval, t, check, (replay.length, stats))
 
 
 def _learn(
@@ -244,7 +245,7 @@ def _learn(
         key = stream_key(seed, Stream.UPDATE, count)
         own = _frozen_unless(stats.alive, hyper)
         new, metrics = algorithm.update(agent, batch, key, env_step, count, config, own, **guide)
-        stats = _count(stats, agent, new, count, config, own)
+        stats = _count(stats, new, count, config, own)
         return new, stats._replace(alive=stats.alive & metrics["finite"]), metrics
 
     if config.updates_per_step == 1:
@@ -270,33 +271,17 @@ def _frozen_unless(alive: Array, hyper: Hyper) -> Hyper:
     )
 
 
-def _count(stats: Stats, old: Any, new: Any, count: Array, config: Config, hyper: Hyper) -> Stats:
+def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper) -> Stats:
     """Counters of the mask updates that this gradient update may have held."""
-
-    def one(name: str, own_count: Array, delay: int, stats: Stats) -> Stats:
-
-        def changed() -> tuple[Array, Array, Masks]:
-            before, after = (forms.dense_masks(getattr(x, name).masks) for x in (old, new))
-            moved = sum(
-                jnp.sum(a & ~b, dtype=jnp.int32)
-                for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before))
-            )
-            due = getattr(hyper, name).due(own_count)
-            ever = jax.tree.map(jnp.logical_or, stats.ever[name], after)
-            return (
-                stats.evolutions[name] + due,
-                jnp.where(due, moved, stats.moved[name]),
-                ever,
-            )
-
-        same = lambda: (stats.evolutions[name], stats.moved[name], stats.ever[name])  # noqa: E731
-        branch = (count % delay == 0) & (own_count % config.mask_interval == 0)
-        evolutions, moved, ever = jax.lax.cond(branch, changed, same)
-        return stats._replace(
-            evolutions={**stats.evolutions, name: evolutions},
-            moved={**stats.moved, name: moved},
-            ever={**stats.ever, name: ever},
+    evolutions, ever = dict(stats.evolutions), dict(stats.ever)
+    for name, delay in (("critic", 1), ("actor", config.policy_delay)):
+        own: Schedule = getattr(hyper, name)
+        evolutions[name] += (count % delay == 0) & own.due(count // delay)
+        live = getattr(agent, name).masks
+        ever[name] = every(
+            config.mask_interval * delay,
+            count,
+            lambda ever: jax.tree.map(jnp.logical_or, ever, forms.dense_masks(live)),  # noqa: B023
+            ever[name],
         )
-
-    stats = one("critic", count, 1, stats)
-    return one("actor", count // config.policy_delay, config.policy_delay, stats)
+    return stats._replace(evolutions=evolutions, ever=ever)

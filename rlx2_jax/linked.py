@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import compact
 from rlx2_jax.networks import TWINS, Linked
-from rlx2_jax.topology import Schedule, random_scores, update_fraction
+from rlx2_jax.topology import Schedule, random_scores
 from rlx2_jax.types import Array, Network, Params
 
 Scores = list[tuple[Array, Array]]  # per layer x [in, rows] and g_y [out, rows]; twins: [2, ...]
@@ -47,7 +47,7 @@ def evolve_network(
     """One drop-and-grow step (Algorithm 1): values, moments and target follow their links, new
     links begin at zero in all of them. Random scores are those of the masked form."""
     index: compact.Index = network.masks
-    fraction = update_fraction(count, schedule.zeta0, schedule.t_end)
+    fraction = schedule.fraction(count)
     grow: list[Any] = list(scores)
     if random_growth:  # some lane wants [in, out] random scores, so all have [in, out] scores
         product = partial(jnp.einsum, "...ib,...ob->...io", precision=jax.lax.Precision.HIGHEST)
@@ -62,7 +62,8 @@ def evolve_network(
 
     step = jax.vmap(one) if network.params.ndim == 2 else one
     new, (params, mu, nu, target) = step(index, grow, vectors)
-    return Network(params, new, network.moments._replace(mu=mu, nu=nu), target)
+    moments = network.moments._replace(mu=mu, nu=nu)
+    return network._replace(params=params, masks=new, moments=moments, target=target)
 
 
 def _random_kernels(key: Array, spec: compact.Spec, params: Array) -> list[Array]:

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import adam, compact, linked, networks
-from rlx2_jax.topology import Schedule, evolution, random_scores, update_fraction
+from rlx2_jax import adam, compact, forms, linked, networks
+from rlx2_jax.branch import every
+from rlx2_jax.topology import Schedule, evolution, random_scores
 from rlx2_jax.types import Array, Masks, Network, Params
 
 MASK_STEPS = ("skip", "after")
@@ -21,7 +22,7 @@ MOMENTS = ("zero", "keep")
 
 def init(params: Params, masks: Masks, *, target: Params | None = None) -> Network:
     """A network with fresh moments. `params` and `target` are taken as they are."""
-    return Network(params, masks, adam.init(params), target)
+    return Network(params, masks, adam.init(params), target, jnp.zeros((), jnp.int32))
 
 
 def learn(
@@ -61,7 +62,7 @@ def learn(
             raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
 
         def evolve(before: Network) -> Network:
-            scores = linked.growth_scores(network, loss, rows, adam.guard(grads)[1])
+            scores = linked.growth_scores(before, loss, rows, adam.guard(grads)[1])
             options = {"regrow": regrow, "random_growth": random_growth}
             return linked.evolve_network(before, scores, count, schedule, key, **options)
     else:
@@ -138,11 +139,13 @@ def _advance(
     due = schedule.due(count)
 
     def evolved(net: Network) -> Network:
-        return jax.lax.cond(
-            count % interval == 0,
-            lambda: jax.tree.map(lambda a, b: jnp.where(due, a, b), evolve(net), net),
-            lambda: net,
-        )
+        return every(interval, count, turned, net)
+
+    def turned(net: Network) -> Network:
+        new = evolve(net)
+        if net.moved is None:
+            return new
+        return new._replace(moved=jnp.where(due, _moved(net.masks, new.masks), net.moved))
 
     def stepped(net: Network, active: Array | bool) -> tuple[Network, Array]:
         masks = None if isinstance(net.masks, compact.Index) else net.masks
@@ -155,6 +158,12 @@ def _advance(
         return stepped(evolved(network), ~due)
     after, finite = stepped(network, True)
     return evolved(after), finite
+
+
+def _moved(before: Masks, after: Masks) -> Array:
+    """Links that are live after but not before: i32[]."""
+    pairs = zip(*(jax.tree.leaves(forms.dense_masks(masks)) for masks in (after, before)))
+    return jnp.stack([jnp.sum(a & ~b, dtype=jnp.int32) for a, b in pairs]).sum(dtype=jnp.int32)
 
 
 def _check(interval: int, mask_step: str, moments: str) -> None:
@@ -176,7 +185,7 @@ def _evolve_network(
     regrow: str,
     remask_target: bool,
 ) -> Network:
-    fraction = update_fraction(count, schedule.zeta0, schedule.t_end)
+    fraction = schedule.fraction(count)
     chance = random_scores(key, scores)
     scores = jax.tree.map(lambda g, r: jnp.where(schedule.random, r, g), scores, chance)
     new = evolution(network.params, network.masks, scores, fraction, regrow=regrow)
@@ -189,18 +198,19 @@ def _evolve_network(
     target = network.target
     if target is not None and remask_target:
         target = inherit(target)
-    return Network(new.params, new.masks, adam_state, target)
+    return network._replace(params=new.params, masks=new.masks, moments=adam_state, target=target)
 
 
-def polyak(network: Network, tau: Array) -> Params:
-    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24): the new target."""
+def polyak(network: Network, tau: Array) -> Network:
+    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24)."""
 
     if isinstance(network.masks, compact.Index):
         t, old = tau.astype(network.params.dtype), jnp.asarray(network.target)
-        return t * network.params + (1.0 - t) * old
+        return network._replace(target=t * network.params + (1.0 - t) * old)
 
     def mix(new: Array, old: Array, mask: Array) -> Array:
         t = tau.astype(old.dtype)
         return jnp.where(mask, t * new + (1.0 - t) * old, 0.0)
 
-    return jax.tree.map(mix, network.params, network.target, network.masks)
+    target = jax.tree.map(mix, network.params, network.target, network.masks)
+    return network._replace(target=target)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
+from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.types import Array, Batch, Network, Params
 
@@ -100,8 +101,9 @@ def update(
         q1, q2 = networks.q_values(judges, batch.obs, action)
         return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
 
-    def actor_step() -> tuple[State, Array, Array]:
-        judges = networks.online(critic)
+    def actor_step(before: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state = before[0]
+        judges = networks.online(state.critic)
         actor, loss, log_prob, finite = optimize.learn(
             state.actor,
             lambda params: actor_loss(params, judges),
@@ -115,17 +117,19 @@ def update(
         if state.leak is not None:
             leak = jax.grad(actor_loss, 1, has_aux=True)(networks.online(state.actor), judges)[0]
         log_alpha, alpha_moments = _temperature(state, log_prob, hyper)
-        return State(actor, critic, log_alpha, alpha_moments, leak), loss, finite
+        return State(actor, state.critic, log_alpha, alpha_moments, leak), loss, finite
 
-    new, loss_actor, finite_actor = jax.lax.cond(
-        count % config.policy_delay == 0,
+    new, loss_actor, finite_actor = every(
+        config.policy_delay,
+        count,
         actor_step,
-        lambda: (state._replace(critic=critic), jnp.zeros_like(loss), jnp.ones_like(finite)),
+        (state._replace(critic=critic), jnp.zeros_like(loss), jnp.ones_like(finite)),
     )
-    target = jax.lax.cond(
-        count % config.target_interval == 0,
-        lambda: optimize.polyak(new.critic, hyper.tau),
-        lambda: new.critic.target,
+    critic = every(
+        config.target_interval,
+        count,
+        lambda old: optimize.polyak(old, hyper.tau),
+        new.critic,
     )
     metrics = {
         "critic_loss": loss,
@@ -135,7 +139,7 @@ def update(
         "alpha": alpha,
         "finite": finite & finite_actor,
     }
-    return new._replace(critic=new.critic._replace(target=target)), metrics
+    return new._replace(critic=critic), metrics
 
 
 def _target(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
+from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.types import Array, Batch, Network, Params
 
@@ -77,26 +78,30 @@ def update(
         action = networks.policy(params, batch.obs)
         return -jnp.mean(networks.q_value(judge, batch.obs, action)), None
 
-    def actor_step() -> tuple[Network, Array, Array]:
-        own_count = count // config.policy_delay
+    def actor_step(before: tuple[Network, Array, Array]) -> tuple[Network, Array, Array]:
         actor, loss, _, finite = optimize.learn(
-            state.actor, actor_loss, hyper.learning_rate, own_count, hyper.actor, actor_key,
+            before[0],
+            actor_loss,
+            hyper.learning_rate,
+            count // config.policy_delay,
+            hyper.actor,
+            actor_key,
             **options,
-        )  # fmt: skip
+        )
         return actor, loss, finite
 
-    actor, loss_actor, finite_actor = jax.lax.cond(
-        count % config.policy_delay == 0,
+    actor, loss_actor, finite_actor = every(
+        config.policy_delay,
+        count,
         actor_step,
-        lambda: (state.actor, jnp.zeros_like(loss), jnp.ones_like(finite)),
+        (state.actor, jnp.zeros_like(loss), jnp.ones_like(finite)),
     )
-    # Branches give back targets alone: whatever else passed through would be copied.
-    targets = jax.lax.cond(
-        count % config.target_interval == 0,
-        lambda: (optimize.polyak(actor, hyper.tau), optimize.polyak(critic, hyper.tau)),
-        lambda: (actor.target, critic.target),
+    new = every(
+        config.target_interval,
+        count,
+        lambda old: State(*(optimize.polyak(network, hyper.tau) for network in old)),
+        State(actor, critic),
     )
-    new = State(actor._replace(target=targets[0]), critic._replace(target=targets[1]))
     metrics = {
         "critic_loss": loss,
         "actor_loss": loss_actor,
@@ -118,6 +123,8 @@ def _target(
     last_obs = jnp.take_along_axis(batch.next_obs, step.last[:, None, None], axis=1)[:, 0]
     action = networks.policy(networks.lagged(state.actor), last_obs)
     noise = hyper.target_noise * jax.random.normal(key, action.shape, action.dtype)
+    # Drawn on its own: within the concatenation below it would be drawn number by number.
+    noise = jax.lax.optimization_barrier(noise)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action = jnp.clip(action + noise, -1.0, 1.0)
     q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, action)

@@ -126,6 +126,10 @@ class Schedule(NamedTuple):
         """Whether update `count` (from 1) is a mask update: bool[]."""
         return (self.zeta0 > 0) & (count % self.interval == 0) & (count < self.t_end)
 
+    def fraction(self, count: Array) -> Array:
+        """ζ at update `count`: 0, which changes nothing, where no mask update is due."""
+        return jnp.where(self.due(count), update_fraction(count, self.zeta0, self.t_end), 0.0)
+
 
 def random_scores(key: Array, like: Params) -> Params:
     """SET's growth scores: uniform in (0, 1), one draw shared out over all leaves."""

@@ -50,3 +50,4 @@ class Network(NamedTuple):
     masks: Masks  # or compact.Index
     moments: Any  # optax.ScaleByAdamState
     target: Params | None
+    moved: Array | None = None  # links that the last mask update put elsewhere

@@ -10,16 +10,35 @@ from jax.extend import core
 
 
 def equations(jaxpr: Any, *, in_cond: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Every equation of a jaxpr, nested ones too, and whether it lies in a branch of a `cond`."""
+    """Every equation of a jaxpr, nested ones too, and whether it lies in a branch: of a `cond`, or
+    in a loop of one turn or none."""
     for eqn in jaxpr.eqns:
-        yield eqn, in_cond
+        branch = is_branch(eqn)
+        yield eqn, in_cond or (branch and eqn.primitive.name == "while")
         for sub in jax.tree.leaves(
             list(eqn.params.values()),
             is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr),
         ):
             inner = sub.jaxpr if isinstance(sub, core.ClosedJaxpr) else sub
             if isinstance(inner, core.Jaxpr):
-                yield from equations(inner, in_cond=in_cond or eqn.primitive.name == "cond")
+                yield from equations(inner, in_cond=in_cond or branch)
+
+
+def is_branch(eqn: Any) -> bool:
+    """A `cond`, or a `while` as `branch.when` makes it: it goes on while a bool of its carry, one
+    for all lanes, is true, and its body makes that false."""
+    if eqn.primitive.name != "while":
+        return eqn.primitive.name == "cond"
+    predicate = eqn.params["cond_jaxpr"].jaxpr
+    (going,) = predicate.outvars
+    if predicate.eqns or going not in predicate.invars or going.aval.shape != ():
+        return False
+    body = eqn.params["body_jaxpr"].jaxpr
+    after = body.outvars[predicate.invars.index(going)]
+    made = [e for e in body.eqns if after in e.outvars]
+    return not isinstance(after, core.Var) or all(
+        e.primitive.name == "broadcast_in_dim" and not e.invars[0].val for e in made
+    )
 
 
 def places(f: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> set[bool]:
@@ -30,7 +49,8 @@ def places(f: Callable[..., Any], *args: Any, names: tuple[str, ...]) -> set[boo
 
 def unconditional(hlo: str) -> str:
     """The lines of a compiled program that run at every call: whatever the entry computation
-    reaches other than through the branches of a conditional."""
+    reaches other than through a conditional, or a loop that goes on while a bool of its carry is
+    true (`branch.when`)."""
     bodies: dict[str, list[str]] = {}
     name = entry = ""
     for line in hlo.splitlines():
@@ -48,10 +68,18 @@ def unconditional(hlo: str) -> str:
             continue
         reached.add(name)
         for line in bodies[name]:
-            if " conditional(" not in line:
+            if " conditional(" not in line and not _is_one_turn(line, bodies):
                 called = r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)"
                 todo += [other for other in re.findall(called, line) if other in bodies]
     return "\n".join(line for name in sorted(reached) for line in bodies[name])
+
+
+def _is_one_turn(line: str, bodies: dict[str, list[str]]) -> bool:
+    condition = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
+    if condition is None:
+        return False
+    own = [x for x in bodies[condition[1]] if " = " in x]
+    return len(own) == 2 and "pred[] get-tuple-element(" in own[1]
 
 
 def largest_array(hlo: str) -> int:

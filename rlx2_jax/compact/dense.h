@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "mlp.h"
@@ -17,7 +17,7 @@
 namespace rlx2 {
 
 // What becomes of a product before it is stored in C: plus bias, ReLU, kept where gate > 0 (gate
-// has the shape of C), added to what is there. NaN passes ReLU.
+// has the shape of C). NaN passes ReLU.
 template <typename T>
 struct Finish {
   T* c;
@@ -25,21 +25,28 @@ struct Finish {
   const T* bias = nullptr;
   const T* gate = nullptr;
   bool relu = false;
-  bool add = false;
 };
 
-// C [rows, columns] = A B over `depth`; A is stored [depth, rows] with `a_down`, B [columns,
-// depth] with `b_transposed`. `lda`, `ldb`: distance of their stored rows.
+// C [rows, columns] = A B over `depth`: A is [rows, depth] with rows `lda` apart or, with `strips`,
+// as PackStrips leaves it; B as PackPanels leaves it or, without strips, a single column.
 template <typename T>
-struct Matrices {
+struct Gemm {
   int64_t rows, columns, depth;
   const T* a;
   int64_t lda;
-  bool a_down;
+  bool strips;
   const T* b;
-  int64_t ldb;
-  bool b_transposed;
   Finish<T> finish;
+};
+
+// B [depth, columns] before it is packed; `transposed` if stored [columns, depth]. `ld`: distance
+// of stored rows.
+template <typename T>
+struct Stored {
+  int64_t depth, columns;
+  const T* data;
+  int64_t ld;
+  bool transposed;
 };
 
 }  // namespace rlx2
@@ -51,92 +58,177 @@ struct Matrices {
 namespace rlx2 {
 namespace dense {
 
-template <typename T>
-void Multiply(const Matrices<T>& m) {
-  thread_local std::vector<T> panel;
-  if (static_cast<int64_t>(panel.size()) < m.depth * 64) panel.resize(m.depth * 64);
-  switch (CurrentIsa()) {
-#ifdef RLX2_X86
-    case Isa::kAvx512:
-      return avx512::Multiply<T>(m, panel.data());
-    case Isa::kAvx2:
-      return avx2::Multiply<T>(m, panel.data());
-#endif
-    default:
-      return baseline::Multiply<T>(m, panel.data());
-  }
+// Room for a packed B of any instruction set.
+inline int64_t PackedSize(int64_t depth, int64_t columns) {
+  return depth * ((columns + 31) / 32 * 32);
 }
 
-template <typename T>
-void SumRows(int64_t rows, int64_t columns, const T* from, bool add, T* to) {
-  switch (CurrentIsa()) {
 #ifdef RLX2_X86
-    case Isa::kAvx512:
-      return avx512::SumRows<T>(rows, columns, from, add, to);
-    case Isa::kAvx2:
-      return avx2::SumRows<T>(rows, columns, from, add, to);
-#endif
-    default:
-      return baseline::SumRows<T>(rows, columns, from, add, to);
+#define RLX2_DISPATCH(call)               \
+  switch (CurrentIsa()) {                 \
+    case Isa::kAvx512:                    \
+      return avx512::call;                \
+    case Isa::kAvx2:                      \
+      return avx2::call;                  \
+    default:                              \
+      return baseline::call;              \
   }
+#else
+#define RLX2_DISPATCH(call) return baseline::call;
+#endif
+
+template <typename T>
+void PackPanels(const Stored<T>& m, T* to) {
+  RLX2_DISPATCH(PackPanels<T>(m, to))
 }
+template <typename T>
+void PackStrips(const T* a, int64_t depth, int64_t rows, int64_t begin, int64_t end, T* to) {
+  RLX2_DISPATCH(PackStrips<T>(a, depth, rows, begin, end, to))
+}
+template <typename T>
+void Multiply(const Gemm<T>& m) {
+  RLX2_DISPATCH(Multiply<T>(m))
+}
+template <typename T>
+void SumRows(int64_t rows, int64_t columns, const T* from, int64_t ld, const T* weight, T* to) {
+  RLX2_DISPATCH(SumRows<T>(rows, columns, from, ld, weight, to))
+}
+#undef RLX2_DISPATCH
 
 // The pointers of one network of one lane: per layer, and per hidden layer for `acts`.
 template <typename T>
 struct Net {
+  const T* x;
   std::vector<const T*> kernel, bias;
   std::vector<T*> acts;  // outputs of the hidden layers, [batch, features]
   std::vector<T*> dkernel, dbias;
 };
 
-// Rows [begin, end) of y and of the kept activations (where `net.acts` is not empty).
+// A forward pass: first Pack, then Rows of any part of the batch, all with one scratch.
 template <typename T>
-void Forward(const std::vector<int64_t>& width, const Net<T>& net, const T* x, int64_t begin,
-             int64_t end, T* y) {
-  const size_t layers = width.size() - 1;
-  const int64_t rows = end - begin;
-  thread_local std::vector<T> scratch[2];
-  const T* a = x + begin * width[0];
-  for (size_t l = 0; l < layers; ++l) {
-    T* out = y + begin * width[l + 1];
-    if (l + 1 < layers && !net.acts.empty()) {
-      out = net.acts[l] + begin * width[l + 1];
-    } else if (l + 1 < layers) {
-      std::vector<T>& s = scratch[l % 2];
-      if (static_cast<int64_t>(s.size()) < rows * width[l + 1]) s.resize(rows * width[l + 1]);
-      out = s.data();
-    }
-    Multiply<T>({rows, width[l + 1], width[l], a, width[l], false, net.kernel[l], width[l + 1],
-                 false, {out, width[l + 1], net.bias[l], nullptr, l + 1 < layers, false}});
-    a = out;
-  }
-}
+struct Forward {
+  const std::vector<int64_t>& width;
+  std::vector<int64_t> packed;  // where each layer's weights begin in the scratch
+  int64_t size = 0;             // of the scratch
 
-// Gradients of rows [begin, end): writes (or with `add`, adds to) net.dkernel and net.dbias where
-// these are not empty, and writes `dx` where it is given.
-template <typename T>
-void Backward(const std::vector<int64_t>& width, const Net<T>& net, const T* x, const T* dy,
-              int64_t begin, int64_t end, bool add, T* dx) {
-  const int64_t layers = static_cast<int64_t>(width.size()) - 1, rows = end - begin;
-  thread_local std::vector<T> scratch[2];
-  const T* g = dy + begin * width[layers];
-  for (int64_t l = layers - 1; l >= 0; --l) {
-    const int64_t in = width[l], out = width[l + 1];
-    const T* a = (l > 0 ? net.acts[l - 1] : x) + begin * in;
-    if (!net.dkernel.empty()) {
-      Multiply<T>({in, out, rows, a, in, true, g, out, false,
-                   {net.dkernel[l], out, nullptr, nullptr, false, add}});
-      SumRows<T>(rows, out, g, add, net.dbias[l]);
+  explicit Forward(const std::vector<int64_t>& width) : width(width) {
+    for (size_t l = 0; l + 1 < width.size(); ++l) {
+      packed.push_back(size);
+      size += PackedSize(width[l], width[l + 1]);
     }
-    if (l == 0 && dx == nullptr) return;
-    std::vector<T>& s = scratch[l % 2];
-    if (l > 0 && static_cast<int64_t>(s.size()) < rows * in) s.resize(rows * in);
-    T* below = l > 0 ? s.data() : dx + begin * in;
-    Multiply<T>({rows, in, out, g, out, false, net.kernel[l], out, true,
-                 {below, in, nullptr, l > 0 ? a : nullptr, false, false}});
-    g = below;
   }
-}
+
+  void Pack(const Net<T>& net, T* scratch) const {
+    for (size_t l = 0; l < packed.size(); ++l) {
+      if (width[l + 1] == 1) continue;
+      PackPanels<T>({width[l], width[l + 1], net.kernel[l], width[l + 1], false},
+                     scratch + packed[l]);
+    }
+  }
+
+  // Rows [begin, end) of y and of the kept activations (where `net.acts` is not empty).
+  void Rows(const Net<T>& net, const T* scratch, int64_t begin, int64_t end, T* y) const {
+    const size_t layers = packed.size();
+    const int64_t rows = end - begin;
+    thread_local std::vector<T> between[2];
+    const T* a = net.x + begin * width[0];
+    for (size_t l = 0; l < layers; ++l) {
+      T* out = y + begin * width[l + 1];
+      if (l + 1 < layers && !net.acts.empty()) {
+        out = net.acts[l] + begin * width[l + 1];
+      } else if (l + 1 < layers) {
+        std::vector<T>& s = between[l % 2];
+        if (static_cast<int64_t>(s.size()) < rows * width[l + 1]) s.resize(rows * width[l + 1]);
+        out = s.data();
+      }
+      const T* b = width[l + 1] == 1 ? net.kernel[l] : scratch + packed[l];
+      Multiply<T>({rows, width[l + 1], width[l], a, width[l], false, b,
+                   {out, width[l + 1], net.bias[l], nullptr, l + 1 < layers}});
+      a = out;
+    }
+  }
+};
+
+// A backward pass: Pack, then Rows for all parts of the batch, then Weights for all blocks of
+// columns, with one scratch. Every sum over the batch has one order, whoever does which part.
+template <typename T>
+struct Backward {
+  static constexpr int64_t kBlock = 64;  // columns of weight gradients
+  const std::vector<int64_t>& width;
+  const int64_t batch, layers;
+  const bool need_params, need_dx;
+  // Where each layer's W', gradient of its output before ReLU, and input (in strips) begin.
+  std::vector<int64_t> packed, slope, strips;
+  int64_t size = 0, blocks = 0;
+
+  Backward(const std::vector<int64_t>& width, int64_t batch, bool need_params, bool need_dx)
+      : width(width),
+        batch(batch),
+        layers(static_cast<int64_t>(width.size()) - 1),
+        need_params(need_params),
+        need_dx(need_dx) {
+    const auto take = [&](std::vector<int64_t>& to, int64_t n) {
+      to.push_back(size);
+      size += n;
+    };
+    for (int64_t l = 0; l < layers; ++l) {
+      take(packed, l > 0 || need_dx ? PackedSize(width[l + 1], width[l]) : 0);
+      take(slope, l + 1 < layers ? batch * width[l + 1] : 0);
+      take(strips, Stripped(l) ? batch * width[l] : 0);
+      if (need_params) blocks = std::max(blocks, (width[l + 1] + kBlock - 1) / kBlock);
+    }
+  }
+
+  void Pack(const Net<T>& net, T* scratch) const {
+    for (int64_t l = need_dx ? 0 : 1; l < layers; ++l) {
+      if (width[l] == 1) continue;
+      PackPanels<T>({width[l + 1], width[l], net.kernel[l], width[l + 1], true},
+                     scratch + packed[l]);
+    }
+  }
+
+  // Rows [begin, end) of every layer's gradient and, where wanted, of dx.
+  void Rows(const Net<T>& net, T* scratch, const T* dy, int64_t begin, int64_t end, T* dx) const {
+    for (int64_t l = layers - 1; l >= 0; --l) {
+      const T* a = l > 0 ? net.acts[l - 1] : net.x;
+      if (Stripped(l)) PackStrips<T>(a, batch, width[l], begin, end, scratch + strips[l]);
+      if (l == 0 && !need_dx) return;
+      T* to = (l > 0 ? scratch + slope[l - 1] : dx) + begin * width[l];
+      const T* g = Slope(scratch, dy, l) + begin * width[l + 1];
+      const T* b = width[l] == 1 ? net.kernel[l] : scratch + packed[l];
+      Multiply<T>({end - begin, width[l], width[l + 1], g, width[l + 1], false, b,
+                   {to, width[l], nullptr, l > 0 ? a + begin * width[l] : nullptr, false}});
+    }
+  }
+
+  // Columns of block `block` of every layer's weight and bias gradients.
+  void Weights(const Net<T>& net, const T* scratch, const T* dy, int64_t block) const {
+    thread_local std::vector<T> panels;
+    for (int64_t l = 0; l < layers; ++l) {
+      const int64_t in = width[l], out = width[l + 1], first = block * kBlock;
+      const int64_t columns = std::min(kBlock, out - first);
+      if (columns <= 0) continue;
+      const T* g = Slope(scratch, dy, l) + first;
+      SumRows<T>(batch, columns, g, out, nullptr, net.dbias[l] + first);
+      if (!Stripped(l)) {
+        SumRows<T>(batch, in, l > 0 ? net.acts[l - 1] : net.x, in, g, net.dkernel[l]);
+        continue;
+      }
+      const int64_t need = PackedSize(batch, columns);
+      if (static_cast<int64_t>(panels.size()) < need) panels.resize(need);
+      PackPanels<T>({batch, columns, g, out, false}, panels.data());
+      Multiply<T>({in, columns, batch, scratch + strips[l], in, true, panels.data(),
+                   {net.dkernel[l] + first, out, nullptr, nullptr, false}});
+    }
+  }
+
+ private:
+  // The weights of a single output are weighted sums of rows: no product, no strips.
+  bool Stripped(int64_t l) const { return need_params && width[l + 1] > 1; }
+  const T* Slope(const T* scratch, const T* dy, int64_t l) const {
+    return l + 1 < layers ? scratch + slope[l] : dy;
+  }
+};
 
 }  // namespace dense
 }  // namespace rlx2

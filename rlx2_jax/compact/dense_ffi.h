@@ -11,9 +11,7 @@
 #ifndef RLX2_COMPACT_DENSE_FFI_H_
 #define RLX2_COMPACT_DENSE_FFI_H_
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -22,10 +20,8 @@
 
 namespace {
 
-// The batch is cut into at most this many parts of at least so many rows. The weight gradients of
-// the parts are summed in a fixed order, so that results do not depend on the number of threads.
-constexpr int64_t kDenseParts = 4;
-constexpr int64_t kDenseRows = 128;
+// Rows of the batch that one task takes.
+constexpr int64_t kDenseRows = 16;
 
 // One operand or result: its numbers, and where each lane's begin.
 template <typename T>
@@ -36,7 +32,7 @@ struct Operand {
 
 struct DenseSpec {
   std::vector<int64_t> width, lanes;
-  int64_t nets, batch, layers, count, parts, rows, work;
+  int64_t nets, batch, layers, units, parts, work;
 
   DenseSpec(ffi::Span<const int64_t> widths, int64_t nets, ffi::Span<const int64_t> dims)
       : width(widths.begin(), widths.end()),
@@ -44,18 +40,15 @@ struct DenseSpec {
         nets(nets),
         batch(dims[dims.size() - 2]),
         layers(static_cast<int64_t>(widths.size()) - 1),
-        count(Count(lanes)) {
-    parts = std::clamp<int64_t>(batch / kDenseRows, 1, kDenseParts);
-    rows = (batch + parts - 1) / parts;
+        units(Count(lanes) * nets),
+        parts((batch + kDenseRows - 1) / kDenseRows) {
     work = 0;
     for (int64_t l = 0; l < layers; ++l) work += batch * width[l] * width[l + 1];
-    work *= count * nets;
+    work *= units;
   }
 
-  // Tasks of each network of each lane: one where these alone keep every thread busy.
-  int64_t Split(const ffi::ThreadPool& pool) const {
-    return count * nets >= pool.num_threads() ? 1 : parts;
-  }
+  int64_t Begin(int64_t part) const { return part * kDenseRows; }
+  int64_t End(int64_t part) const { return std::min((part + 1) * kDenseRows, batch); }
 };
 
 // Appends the operands that `buffers` (RemainingArgs or RemainingRets) has at [first, last).
@@ -96,22 +89,22 @@ ffi::Error DenseForward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingAr
     const int64_t size = s.batch * s.width[i % (s.layers - 1) + 1];
     if (!Collect<T>(rets, i, 2, size, lanes, acts)) return BadShape("acts");
   }
-  const int64_t tasks = s.Split(pool);
-  Parallel(pool, s.count * s.nets * tasks, s.work, [&](int64_t task) {
-    const int64_t net = task / tasks % s.nets, lane = task / tasks / s.nets;
-    const int64_t begin = tasks == 1 ? 0 : task % tasks * s.rows;
-    const int64_t end = tasks == 1 ? s.batch : std::min(begin + s.rows, s.batch);
+  const rlx2::dense::Forward<T> forward(s.width);
+  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+    const int64_t net = unit % s.nets, lane = unit / s.nets;
     const auto at = [&](const Operand<T>& o) { return o.data + o.at.Offset(lane, lanes); };
     rlx2::dense::Net<T> n;
+    n.x = x.typed_data<T>() + x_at.Offset(lane, lanes);
     for (int64_t l = 0; l < s.layers; ++l) {
       n.kernel.push_back(at(params[2 * (net * s.layers + l)]));
       n.bias.push_back(at(params[2 * (net * s.layers + l) + 1]));
       if (keep && l + 1 < s.layers) n.acts.push_back(at(acts[net * (s.layers - 1) + l]));
     }
-    rlx2::dense::Forward<T>(
-        s.width, n, x.typed_data<T>() + x_at.Offset(lane, lanes), begin, end,
-        y.typed_data<T>() + y_at.Offset(lane, lanes) + net * s.batch * s.width.back());
-  });
+    if (phase == 0) return forward.Pack(n, scratch);
+    T* out = y.typed_data<T>() + y_at.Offset(lane, lanes) + net * s.batch * s.width.back();
+    forward.Rows(n, scratch, s.Begin(part), s.End(part), out);
+  };
+  Phases<T>(pool, s.units, {1, s.parts}, s.work, forward.size, task);
   return ffi::Error::Success();
 }
 
@@ -125,10 +118,8 @@ ffi::Error DenseBackward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   RLX2_OPERAND(dy, 3, s.nets * s.batch * s.width.back());
   RLX2_OPERAND(dx, 3, need_dx ? s.nets * s.batch * s.width.front() : 0);
   std::vector<Operand<T>> kernels, acts, grads;
-  int64_t size = 0;  // of all parameters of a network
   for (int64_t i = 0; i < s.nets * s.layers; ++i) {
     const int64_t in = s.width[i % s.layers], out = s.width[i % s.layers + 1];
-    if (i < s.layers) size += (in + 1) * out;
     if (!Collect<T>(args, i, 2, in * out, lanes, kernels)) return BadShape("a kernel");
     if (!need_params) continue;
     if (!Collect<T>(rets, 2 * i, 2, in * out, lanes, grads)) return BadShape("a gradient");
@@ -138,56 +129,27 @@ ffi::Error DenseBackward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     const int64_t own = s.batch * s.width[i % (s.layers - 1) + 1];
     if (!Collect<T>(args, s.nets * s.layers + i, 2, own, lanes, acts)) return BadShape("acts");
   }
-  const int64_t tasks = s.Split(pool);
-  // Parts that run apart: part 0 writes the output itself, the others `partial`, and the last to
-  // finish adds them. Parts that run in turn add to the output at once: the same sums.
-  const int64_t extra = need_params ? tasks - 1 : 0;
-  std::unique_ptr<T[]> partial(extra > 0 ? new T[s.count * s.nets * extra * size] : nullptr);
-  std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[s.count * s.nets]);
-  for (int64_t i = 0; i < s.count * s.nets; ++i) left[i] = tasks;
-  Parallel(pool, s.count * s.nets * tasks, 2 * s.work, [&](int64_t task) {
-    const int64_t own = task / tasks, net = own % s.nets, lane = own / s.nets;
+  const rlx2::dense::Backward<T> backward(s.width, s.batch, need_params, need_dx);
+  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+    const int64_t net = unit % s.nets, lane = unit / s.nets;
     const auto at = [&](const Operand<T>& o) { return o.data + o.at.Offset(lane, lanes); };
-    T* others = partial.get() + own * extra * size;
     rlx2::dense::Net<T> n;
-    std::vector<T*> out;
+    n.x = x.typed_data<T>() + x_at.Offset(lane, lanes);
     for (int64_t l = 0; l < s.layers; ++l) {
       n.kernel.push_back(at(kernels[net * s.layers + l]));
       if (l + 1 < s.layers) n.acts.push_back(at(acts[net * (s.layers - 1) + l]));
       if (!need_params) continue;
-      out.push_back(at(grads[2 * (net * s.layers + l)]));
-      out.push_back(at(grads[2 * (net * s.layers + l) + 1]));
-      n.dkernel.push_back(nullptr);
-      n.dbias.push_back(nullptr);
+      n.dkernel.push_back(at(grads[2 * (net * s.layers + l)]));
+      n.dbias.push_back(at(grads[2 * (net * s.layers + l) + 1]));
     }
-    for (int64_t part = tasks == 1 ? 0 : task % tasks; part < s.parts; part += tasks) {
-      T* next = others + (part - 1) * size;
-      for (size_t l = 0; l < n.dkernel.size(); ++l) {
-        const bool apart = extra > 0 && part > 0;
-        n.dkernel[l] = apart ? next : out[2 * l];
-        n.dbias[l] = apart ? next + s.width[l] * s.width[l + 1] : out[2 * l + 1];
-        next += (s.width[l] + 1) * s.width[l + 1];
-      }
-      const int64_t begin = part * s.rows, end = std::min(begin + s.rows, s.batch);
-      rlx2::dense::Backward<T>(
-          s.width, n, x.typed_data<T>() + x_at.Offset(lane, lanes),
-          dy.typed_data<T>() + dy_at.Offset(lane, lanes) + net * s.batch * s.width.back(), begin,
-          end, tasks == 1 && part > 0,
-          need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) +
-                        net * s.batch * s.width.front()
-                  : nullptr);
-    }
-    if (extra == 0 || left[own].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    for (const T* add = others; add < others + extra * size;) {
-      for (int64_t l = 0; l < s.layers; ++l) {
-        const int64_t kernel = s.width[l] * s.width[l + 1];
-        for (int64_t i = 0; i < kernel; ++i) out[2 * l][i] += add[i];
-        add += kernel;
-        for (int64_t i = 0; i < s.width[l + 1]; ++i) out[2 * l + 1][i] += add[i];
-        add += s.width[l + 1];
-      }
-    }
-  });
+    const T* g = dy.typed_data<T>() + dy_at.Offset(lane, lanes) + net * s.batch * s.width.back();
+    T* to = need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr;
+    if (need_dx) to += net * s.batch * s.width.front();
+    if (phase == 0) return backward.Pack(n, scratch);
+    if (phase == 1) return backward.Rows(n, scratch, g, s.Begin(part), s.End(part), to);
+    backward.Weights(n, scratch, g, part);
+  };
+  Phases<T>(pool, s.units, {1, s.parts, backward.blocks}, 2 * s.work, backward.size, task);
   return ffi::Error::Success();
 }
 

@@ -2,7 +2,8 @@
 //
 // Included once per instruction set, with RLX2_NS, RLX2_BYTES and RLX2_TARGET defined as for
 // simd.h. A tile is M rows by N vectors of C over the whole depth, so every sum has one fixed
-// order. B is copied into panels of a tile's width first, unless too few rows would use the copy.
+// order. B lies in panels of a tile's width, and an A that is stored by columns in strips of a
+// tile's height.
 
 namespace rlx2 {
 namespace RLX2_NS {
@@ -24,51 +25,51 @@ struct Tiling {
   static constexpr int kRows = RLX2_BYTES == 64 ? 12 : 6;
 };
 
-// Finishes a tile [rows, N vectors]; by way of memory, which is cheap beside the products and keeps
-// the code of each tile small. Only the first `columns` columns of C are there.
-template <typename T, int N>
-RLX2_TARGET void Store(const T* tile, int rows, int64_t columns, const Finish<T>& f, int64_t row,
-                       int64_t column) {
+// Finishes a tile [M, N vectors] that lies wholly in C, in its registers.
+#define RLX2_EACH(expression)               \
+  _Pragma("GCC unroll 16") for (int r = 0; r < M; ++r) \
+      _Pragma("GCC unroll 2") for (int j = 0; j < N; ++j) { expression; }
+template <typename T, int M, int N>
+RLX2_INLINE void StoreWhole(typename Tiling<T>::V (&acc)[M][N], const Finish<T>& f, int64_t row,
+                            int64_t column) {
   typedef typename Tiling<T>::V V;
+  const auto at = [&](auto* base, int r, int j) {
+    return base + (row + r) * f.ldc + column + j * Tiling<T>::kLanes;
+  };
+  if (f.bias) RLX2_EACH(acc[r][j] += reinterpret_cast<const V*>(f.bias + column)[j]);
+  if (f.relu) RLX2_EACH(acc[r][j] = acc[r][j] <= T(0) ? V{} : acc[r][j]);
+  if (f.gate) {
+    RLX2_EACH(acc[r][j] = *reinterpret_cast<const V*>(at(f.gate, r, j)) > T(0) ? acc[r][j] : V{});
+  }
+  RLX2_EACH(*reinterpret_cast<V*>(at(f.c, r, j)) = acc[r][j]);
+}
+
+// Finishes a tile [rows, N vectors] in memory, of which only the first `columns` columns are in C.
+template <typename T, int N>
+RLX2_TARGET void StorePart(const T* tile, int rows, int64_t columns, const Finish<T>& f,
+                           int64_t row, int64_t column) {
   constexpr int kLanes = Tiling<T>::kLanes;
-  const bool whole = columns == N * kLanes;
   for (int r = 0; r < rows; ++r) {
     const int64_t at = (row + r) * f.ldc + column;
-    for (int j = 0; j < (whole ? N : 0); ++j) {
-      V v = reinterpret_cast<const V*>(tile)[r * N + j];
-      V* out = reinterpret_cast<V*>(f.c + at) + j;
-      if (f.bias) v += reinterpret_cast<const V*>(f.bias + column)[j];
-      if (f.relu) v = v <= T(0) ? V{} : v;
-      if (f.gate) v = reinterpret_cast<const V*>(f.gate + at)[j] > T(0) ? v : V{};
-      if (f.add) v += *out;
-      *out = v;
-    }
-    for (int64_t j = 0; j < (whole ? 0 : columns); ++j) {
+    for (int64_t j = 0; j < columns; ++j) {
       T v = tile[r * N * kLanes + j];
       if (f.bias) v += f.bias[column + j];
       if (f.relu) v = v <= T(0) ? T(0) : v;
       if (f.gate) v = f.gate[at + j] > T(0) ? v : T(0);
-      if (f.add) v += f.c[at + j];
       f.c[at + j] = v;
     }
   }
 }
 
-// One tile. A is [rows, depth] with rows `lda` apart or, with kDown, [depth, rows]; B has `ldb`
-// between its rows.
+// One tile. A is [rows, depth] with rows `lda` apart or, with kDown, a strip.
 template <typename T, int M, int N, bool kDown>
 RLX2_TARGET __attribute__((noinline)) void Tile(int64_t depth, const T* a, int64_t lda, const T* b,
-                                                int64_t ldb, int64_t columns,
-                                                const Finish<T>& finish, int64_t row,
-                                                int64_t column) {
+                                                int64_t columns, const Finish<T>& finish,
+                                                int64_t row, int64_t column) {
   typedef typename Tiling<T>::V V;
   constexpr int kLanes = Tiling<T>::kLanes;
   V acc[M][N];
-#pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) {
-#pragma GCC unroll 2
-    for (int j = 0; j < N; ++j) acc[r][j] = V{};
-  }
+  RLX2_EACH(acc[r][j] = V{});
   for (int64_t k = 0; k < depth; ++k) {
     V in[N];
 #pragma GCC unroll 2
@@ -79,37 +80,47 @@ RLX2_TARGET __attribute__((noinline)) void Tile(int64_t depth, const T* a, int64
 #pragma GCC unroll 2
       for (int j = 0; j < N; ++j) acc[r][j] += value * in[j];
     }
-    a += kDown ? lda : 1;
-    b += ldb;
+    a += kDown ? M : 1;
+    b += N * kLanes;
   }
+  if (columns == N * kLanes) return StoreWhole<T, M, N>(acc, finish, row, column);
   T tile[M * N * kLanes];
-#pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) {
-#pragma GCC unroll 2
-    for (int j = 0; j < N; ++j) reinterpret_cast<V*>(tile)[r * N + j] = acc[r][j];
-  }
-  Store<T, N>(tile, M, columns, finish, row, column);
+  RLX2_EACH(reinterpret_cast<V*>(tile)[r * N + j] = acc[r][j]);
+  StorePart<T, N>(tile, M, columns, finish, row, column);
+}
+
+// Calls f(r, height) for tiles that cover all rows.
+template <typename T, typename F>
+RLX2_INLINE void Strips(int64_t rows, const F& f) {
+  constexpr int kRows = Tiling<T>::kRows;
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) f(r, std::integral_constant<int, kRows>());
+  for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
+  for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
+  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
 
 // All rows of one panel of columns.
 template <typename T, int N, bool kDown>
-RLX2_TARGET void Panel(const Matrices<T>& m, const T* b, int64_t ldb, int64_t column,
-                       int64_t columns) {
-  constexpr int kRows = Tiling<T>::kRows;
-  const int64_t step = kDown ? 1 : m.lda;
-  int64_t r = 0;
-  for (; r + kRows <= m.rows; r += kRows) {
-    Tile<T, kRows, N, kDown>(m.depth, m.a + r * step, m.lda, b, ldb, columns, m.finish, r, column);
-  }
-  for (; r + 4 <= m.rows; r += 4) {
-    Tile<T, 4, N, kDown>(m.depth, m.a + r * step, m.lda, b, ldb, columns, m.finish, r, column);
-  }
-  for (; r + 2 <= m.rows; r += 2) {
-    Tile<T, 2, N, kDown>(m.depth, m.a + r * step, m.lda, b, ldb, columns, m.finish, r, column);
-  }
-  for (; r < m.rows; ++r) {
-    Tile<T, 1, N, kDown>(m.depth, m.a + r * step, m.lda, b, ldb, columns, m.finish, r, column);
-  }
+RLX2_TARGET void Panel(const Gemm<T>& m, const T* b, int64_t column, int64_t columns) {
+  Strips<T>(m.rows, [&](int64_t r, auto height) RLX2_TARGET {
+    constexpr int kHeight = decltype(height)::value;
+    Tile<T, kHeight, N, kDown>(m.depth, m.a + r * (kDown ? m.depth : m.lda), m.lda, b, columns,
+                               m.finish, r, column);
+  });
+}
+
+// Rows [begin, end) of A [depth, rows] as strips [depth, height], one after the other.
+template <typename T>
+RLX2_TARGET void PackStrips(const T* a, int64_t depth, int64_t rows, int64_t begin, int64_t end,
+                            T* to) {
+  Strips<T>(rows, [&](int64_t r, auto height) RLX2_TARGET {
+    constexpr int kHeight = decltype(height)::value;
+    T* strip = to + r * depth;
+    for (int64_t k = begin; k < end; ++k) {
+      __builtin_memcpy(strip + k * kHeight, a + k * rows + r, kHeight * sizeof(T));
+    }
+  });
 }
 
 // to[j, i] = from[i, j] for 4 x 4 elements.
@@ -130,95 +141,120 @@ RLX2_INLINE void Transpose4(const T* from, int64_t ld_from, T* to, int64_t ld_to
 
 // Columns [column, column + columns) of B as [depth, width], zeros beyond `columns`.
 template <typename T, int N>
-RLX2_TARGET void PackPanel(const Matrices<T>& m, int64_t column, int64_t columns, T* to) {
+RLX2_TARGET void PackPanel(const Stored<T>& m, int64_t column, int64_t columns, T* to) {
   typedef typename Tiling<T>::V V;
   constexpr int kWidth = N * Tiling<T>::kLanes;
-  if (!m.b_transposed) {
-    const T* from = m.b + column;
-    if (columns == kWidth) {
-      for (int64_t k = 0; k < m.depth; ++k) {
-        for (int j = 0; j < N; ++j) {
-          reinterpret_cast<V*>(to + k * kWidth)[j] =
-              reinterpret_cast<const V*>(from + k * m.ldb)[j];
-        }
-      }
-      return;
-    }
-    for (int64_t k = 0; k < m.depth; ++k) {
-      for (int64_t j = 0; j < kWidth; ++j) {
-        to[k * kWidth + j] = j < columns ? from[k * m.ldb + j] : T(0);
-      }
-    }
-    return;
-  }
-  const T* from = m.b + column * m.ldb;
+  const T* from = m.data + column * (m.transposed ? m.ld : 1);
   int64_t k = 0;
-  if (columns == kWidth) {
+  if (columns == kWidth && !m.transposed) {
+    for (; k < m.depth; ++k) {
+      for (int j = 0; j < N; ++j) {
+        reinterpret_cast<V*>(to + k * kWidth)[j] = reinterpret_cast<const V*>(from + k * m.ld)[j];
+      }
+    }
+  } else if (columns == kWidth) {
     for (; k + 4 <= m.depth; k += 4) {
       for (int j = 0; j < kWidth; j += 4) {
-        Transpose4<T>(from + j * m.ldb + k, m.ldb, to + k * kWidth + j, kWidth);
+        Transpose4<T>(from + j * m.ld + k, m.ld, to + k * kWidth + j, kWidth);
       }
     }
   }
   for (; k < m.depth; ++k) {
     for (int64_t j = 0; j < kWidth; ++j) {
-      to[k * kWidth + j] = j < columns ? from[j * m.ldb + k] : T(0);
+      const T* at = from + (m.transposed ? j * m.ld + k : k * m.ld + j);
+      to[k * kWidth + j] = j < columns ? *at : T(0);
     }
   }
 }
 
-template <typename T, int N>
-RLX2_TARGET void Columns(const Matrices<T>& m, int64_t column, int64_t columns, T* scratch) {
-  constexpr int kWidth = N * Tiling<T>::kLanes;
-  // Few rows: the copy would cost more than reading B where it lies.
-  const bool direct =
-      !m.b_transposed && columns == kWidth && m.rows <= 3 * Tiling<T>::kRows;
-  if (!direct) PackPanel<T, N>(m, column, columns, scratch);
-  const T* b = direct ? m.b + column : scratch;
-  const int64_t ldb = direct ? m.ldb : kWidth;
-  if (m.a_down) {
-    Panel<T, N, true>(m, b, ldb, column, columns);
-  } else {
-    Panel<T, N, false>(m, b, ldb, column, columns);
-  }
-}
-
-// C = A B with the epilogue of `m.finish`; `scratch` holds depth * 64 elements.
+// B in panels.
 template <typename T>
-RLX2_TARGET void Multiply(const Matrices<T>& m, T* scratch) {
+RLX2_TARGET void PackPanels(const Stored<T>& m, T* to) {
   constexpr int kLanes = Tiling<T>::kLanes;
   constexpr int kColumns = Tiling<T>::kColumns;
   for (int64_t n = 0; n < m.columns; n += kColumns) {
     const int64_t left = m.columns - n;
     if (left <= kLanes) {
-      Columns<T, 1>(m, n, left, scratch);
+      PackPanel<T, 1>(m, n, left, to + n * m.depth);
     } else {
-      Columns<T, 2>(m, n, std::min<int64_t>(left, kColumns), scratch);
+      PackPanel<T, 2>(m, n, std::min<int64_t>(left, kColumns), to + n * m.depth);
     }
   }
 }
 
-// to[j] (+)= sum over rows of from[r, j].
+// One column, C = A b: rows of A against b.
 template <typename T>
-RLX2_TARGET void SumRows(int64_t rows, int64_t columns, const T* from, bool add, T* to) {
-  if (!add) std::fill_n(to, columns, T(0));
+RLX2_TARGET void Column(const Gemm<T>& m) {
+  typedef typename Tiling<T>::V V;
+  constexpr int kLanes = Tiling<T>::kLanes;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    const T* a = m.a + r * m.lda;
+    V sums[4] = {};
+    int64_t k = 0;
+    for (; k + 4 * kLanes <= m.depth; k += 4 * kLanes) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        sums[i] += reinterpret_cast<const V*>(a + k)[i] * reinterpret_cast<const V*>(m.b + k)[i];
+      }
+    }
+    const V four = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    T sum(0);
+    for (int i = 0; i < kLanes; ++i) sum += four[i];
+    for (; k < m.depth; ++k) sum += a[k] * m.b[k];
+    StorePart<T, 1>(&sum, 1, 1, m.finish, r, 0);
+  }
+}
+
+// C = A B with the epilogue of `m.finish`.
+template <typename T, bool kDown>
+RLX2_TARGET void MultiplyPanels(const Gemm<T>& m) {
+  constexpr int kColumns = Tiling<T>::kColumns;
+  for (int64_t n = 0; n < m.columns; n += kColumns) {
+    const int64_t left = m.columns - n;
+    if (left <= Tiling<T>::kLanes) {
+      Panel<T, 1, kDown>(m, m.b + n * m.depth, n, left);
+    } else {
+      Panel<T, 2, kDown>(m, m.b + n * m.depth, n, std::min<int64_t>(left, kColumns));
+    }
+  }
+}
+template <typename T>
+RLX2_TARGET void Multiply(const Gemm<T>& m) {
+  if (m.strips) {
+    MultiplyPanels<T, true>(m);
+  } else if (m.columns == 1) {
+    Column<T>(m);
+  } else {
+    MultiplyPanels<T, false>(m);
+  }
+}
+
+// to[j] = sum over rows of weight[r] from[r, j], or of from[r, j] without weights.
+template <typename T>
+RLX2_TARGET void SumRows(int64_t rows, int64_t columns, const T* from, int64_t ld, const T* weight,
+                         T* to) {
   typedef typename Tiling<T>::V V;
   constexpr int kLanes = Tiling<T>::kLanes;
   int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) {
-    V sum{};
+  for (; j + 4 * kLanes <= columns; j += 4 * kLanes) {
+    V sums[4] = {};
     for (int64_t r = 0; r < rows; ++r) {
-      sum += *reinterpret_cast<const V*>(from + r * columns + j);
+      const T w = weight ? weight[r] : T(1);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        sums[i] += w * reinterpret_cast<const V*>(from + r * ld + j)[i];
+      }
     }
-    *reinterpret_cast<V*>(to + j) += sum;
+    for (int i = 0; i < 4; ++i) reinterpret_cast<V*>(to + j)[i] = sums[i];
   }
   for (; j < columns; ++j) {
     T sum(0);
-    for (int64_t r = 0; r < rows; ++r) sum += from[r * columns + j];
-    to[j] += sum;
+    for (int64_t r = 0; r < rows; ++r) sum += (weight ? weight[r] : T(1)) * from[r * ld + j];
+    to[j] = sum;
   }
 }
 
+#undef RLX2_EACH
 #undef RLX2_SHUFFLE
 #undef RLX2_INLINE
 

@@ -22,6 +22,8 @@ namespace {
 
 // Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
 constexpr int64_t kGrain = 400 * 1000;
+// Tasks per thread that count as plenty, so that one that comes late leaves its share to others.
+constexpr int64_t kShare = 4;
 // How often a thread that waits for the last task looks before it sleeps.
 constexpr int kSpins = 2000;
 
@@ -60,6 +62,44 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
   if (finished()) return;
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, finished);
+}
+
+// Runs f(unit, phase, i, scratch) for every unit and every i < counts[phase], a unit's phases one
+// after the other. Units that are not plenty are shared among threads, task by task; a thread whose
+// task needs an earlier phase waits for tasks already begun, so none waits for ever. `scratch` holds
+// `size` elements of a unit.
+template <typename T, typename F>
+void Phases(ffi::ThreadPool& pool, int64_t units, const std::vector<int64_t>& counts, int64_t work,
+            int64_t size, const F& f) {
+  thread_local std::vector<T> kept;
+  const auto room = [&](int64_t n) {
+    if (static_cast<int64_t>(kept.size()) < n) kept.resize(n);
+    return kept.data();
+  };
+  const int64_t phases = static_cast<int64_t>(counts.size());
+  if (units >= kShare * pool.num_threads() || work < 2 * kGrain) {
+    Parallel(pool, units, work, [&](int64_t unit) {
+      T* scratch = room(size);
+      for (int64_t p = 0; p < phases; ++p) {
+        for (int64_t i = 0; i < counts[p]; ++i) f(unit, p, i, scratch);
+      }
+    });
+    return;
+  }
+  T* scratch = room(units * size);
+  const std::unique_ptr<std::atomic<int64_t>[]> done(new std::atomic<int64_t>[units * phases]());
+  const int64_t tasks = units * std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  Parallel(pool, tasks, work, [&](int64_t task) {
+    int64_t phase = 0;
+    for (; task >= units * counts[phase]; ++phase) task -= units * counts[phase];
+    const int64_t unit = task / counts[phase];
+    std::atomic<int64_t>* own = &done[unit * phases];
+    while (phase > 0 && own[phase - 1].load(std::memory_order_acquire) < counts[phase - 1]) {
+      std::this_thread::yield();
+    }
+    f(unit, phase, task % counts[phase], scratch + unit * size);
+    own[phase].fetch_add(1, std::memory_order_acq_rel);
+  });
 }
 
 // Finds one lane's slice of a buffer of shape [lane axes..., core axes...].

@@ -42,7 +42,8 @@ def seeds(seed: int, stream: Stream, count: int) -> list[int]:
 class Judge(Protocol):
     """Lanes that act, and say what they expect of it; a `Program` is one."""
 
-    lanes: Sequence[Lane]
+    @property
+    def lanes(self) -> Sequence[Lane]: ...
 
     def judge(self, state: Any, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`; nan where there is no Q."""

@@ -64,6 +64,8 @@ class _Group:
         config, stats = self.program.config, host(self.state.stats)
         found = host(self.program.inspect(self.state, self.initial))
         metrics = host(self.metrics)
+        agent = self.state.agent
+        moved = {net: host(getattr(agent, net).moved) for net in ("actor", "critic")}
         count = max(0, self.time - lanes_.warmup_time(config)) * config.updates_per_step
         rows = []
         for i, lane in enumerate(self.program.lanes):
@@ -79,7 +81,7 @@ class _Group:
             for net in ("actor", "critic"):
                 row |= {
                     f"{net}_evolutions": int(stats.evolutions[net][i]),
-                    f"{net}_links_changed": int(stats.moved[net][i]),
+                    f"{net}_links_changed": int(moved[net][i]),
                     f"{net}_links_ever_live": int(found.ever[net][i]),
                     f"{net}_overlap_with_initial": float(found.overlap[net][i]),
                     f"{net}_dead_units": int(found.dead[net][i]),

@@ -1,0 +1,27 @@
+"""What a step does only now and then, without a copy of what it leaves alone.
+
+A conditional that gives back its operand copies it, whichever branch is taken, since the other
+branch needs a place of its own. A loop of one turn or none works in place instead. Like a
+conditional it stays a real branch under `vmap` as long as its predicate is not batched.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.types import Array
+
+T = TypeVar("T")
+
+
+def when(due: Array, change: Callable[[T], T], x: T) -> T:
+    """`change(x)` if `due`, else `x`: of the same structure, shapes and dtypes."""
+    turn = lambda carry: (jnp.zeros_like(due), change(carry[1]))  # noqa: E731
+    return jax.lax.while_loop(lambda carry: carry[0], turn, (due, x))[1]
+
+
+def every(interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
+    """`change(x)` at multiples of `interval` (static), else `x`."""
+    return change(x) if interval == 1 else when(count % interval == 0, change, x)

@@ -1,0 +1,56 @@
+"""Branches that work in place: values, lanes, copies."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import equations, is_branch, jit
+
+from rlx2_jax.branch import every, when
+
+pytestmark = pytest.mark.fast
+
+
+def double(x):
+    return jax.tree.map(lambda leaf: 2 * leaf, x)
+
+
+def test_changes_only_when_due():
+    x = {"a": jnp.arange(3.0), "b": jnp.int32(5)}
+    assert when(jnp.asarray(True), double, x)["a"].tolist() == [0.0, 2.0, 4.0]
+    assert when(jnp.asarray(False), double, x)["b"] == 5
+
+
+def test_every():
+    run = jit(lambda count: every(3, count, double, jnp.float32(1.0)))
+    assert [float(run(jnp.int32(i))) for i in range(7)] == [2, 1, 1, 2, 1, 1, 2]
+    always = jax.make_jaxpr(lambda count: every(1, count, double, jnp.float32(1.0)))(jnp.int32(0))
+    assert not [
+        eqn for eqn, _ in equations(always.jaxpr) if eqn.primitive.name in ("while", "cond")
+    ]
+
+
+def test_stays_a_branch_over_lanes_as_long_as_the_count_is_not_of_a_lane():
+    lanes = jnp.ones((4, 3))
+    own = lambda x, count: every(2, count, double, x)  # noqa: E731
+    for axes, count, real in (((0, None), jnp.int32(2), True), ((0, 0), jnp.arange(4), False)):
+        run = jax.vmap(own, axes)
+        loops = [eqn for eqn, _ in equations(jax.make_jaxpr(run)(lanes, count).jaxpr)]
+        loops = [eqn for eqn in loops if eqn.primitive.name == "while"]
+        assert [is_branch(eqn) for eqn in loops] == [real]
+        expected = np.where(np.broadcast_to(count, 4) % 2 == 0, 2.0, 1.0)
+        np.testing.assert_array_equal(run(lanes, count)[:, 0], expected)
+
+
+def test_nothing_is_copied_that_is_left_alone():
+    def many(x):
+        body = lambda x, i: (every(5, i, lambda y: y + y[::-1] * y[0], x), None)  # noqa: E731
+        return jax.lax.scan(body, x, jnp.arange(20))[0]
+
+    text = str(jax.jit(many, donate_argnums=0).lower(jnp.ones(777)).compile().as_text())
+    body = re.search(r"body=%?([\w.\-]+)", text[text.index("ENTRY") :])
+    assert body
+    own = text[text.index(f"%{body[1]} (") :].split("\n}\n")[0]
+    assert "while(" in own and not re.search(r"f32\[777\]\S* copy\(", own)
