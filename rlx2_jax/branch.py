@@ -25,3 +25,12 @@ def when(due: Array, change: Callable[[T], T], x: T) -> T:
 def every(interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
     """`change(x)` at multiples of `interval` (static), else `x`."""
     return change(x) if interval == 1 else when(count % interval == 0, change, x)
+
+
+def apart(make: Callable[[], T], always: Array) -> T:
+    """`make()`, computed before whatever uses it and not as a part of that, number by number.
+
+    `always` is true, and XLA does not know it: what lies in a branch stays there.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+    return when(always, lambda _: make(), zeros)

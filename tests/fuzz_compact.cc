@@ -105,18 +105,18 @@ void Check(const Net& n, double eps) {
   rlx2::Forward<T>(s, n.View(), flat.data(), x.data(), cut, B, y.data(), acts.data());
   rlx2::Forward<T>(s, n.View(), flat.data(), x.data(), 0, B, y2.data(), nullptr);
   if (y != y2) Fail("kept and not kept", 0, 1);
-  std::vector<T> turned, turned_above;
-  rlx2::Transpose<T>(s, n.View(), flat.data(), 0, turned);
-  rlx2::Transpose<T>(s, n.View(), flat.data(), 1, turned_above);
-  rlx2::Backward<T>(s, n.View(), turned, acts.data(), dy.data(), 0, cut, dflat.data(),
+  std::vector<T> turned(s.links), turned_above(s.links);
+  rlx2::Transpose<T>(s, n.View(), flat.data(), 0, turned.data());
+  rlx2::Transpose<T>(s, n.View(), flat.data(), 1, turned_above.data());
+  rlx2::Backward<T>(s, n.View(), turned.data(), acts.data(), dy.data(), 0, cut, dflat.data(),
                     dx.data(), grads.data());
-  rlx2::Backward<T>(s, n.View(), turned, acts.data(), dy.data(), cut, B, dflat.data(),
+  rlx2::Backward<T>(s, n.View(), turned.data(), acts.data(), dy.data(), cut, B, dflat.data(),
                     dx.data(), grads.data());
   std::vector<T> dx2(x.size()), dflat2(s.parameters);
-  rlx2::Backward<T>(s, n.View(), turned, acts.data(), dy.data(), 0, B, nullptr, dx2.data(),
+  rlx2::Backward<T>(s, n.View(), turned.data(), acts.data(), dy.data(), 0, B, nullptr, dx2.data(),
                     nullptr);
   if (dx != dx2) Fail("dx alone", 0, 1);
-  rlx2::Backward<T>(s, n.View(), turned_above, acts.data(), dy.data(), 0, B, dflat2.data(), nullptr,
+  rlx2::Backward<T>(s, n.View(), turned_above.data(), acts.data(), dy.data(), 0, B, dflat2.data(), nullptr,
                     nullptr);
 
   const auto at = [&](int64_t f, int64_t features, int64_t b) {

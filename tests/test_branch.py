@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import equations, is_branch, jit
 
-from rlx2_jax.branch import every, when
+from rlx2_jax.branch import apart, every, when
 
 pytestmark = pytest.mark.fast
 
@@ -54,3 +54,13 @@ def test_nothing_is_copied_that_is_left_alone():
     assert body
     own = text[text.index(f"%{body[1]} (") :].split("\n}\n")[0]
     assert "while(" in own and not re.search(r"f32\[777\]\S* copy\(", own)
+
+
+def test_what_is_made_apart_is_the_same():
+    def both(key, count):
+        make = lambda: jax.random.normal(key, (12,))  # noqa: E731
+        return apart(make, count > 0), make()
+
+    for run in (both, jax.vmap(both, (0, None))):
+        keys = jax.random.key(0) if run is both else jax.random.split(jax.random.key(0), 3)
+        np.testing.assert_array_equal(*jit(run)(keys, jnp.int32(1)))

@@ -20,6 +20,7 @@ SOURCES = (
     "adam_ffi.h",
     "dense_ffi.h",
     "dense_simd.h",
+    "peak.h",
 )
 # No -march: the instruction set is chosen at run time, so one build runs on any CPU.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-g0", "-Wno-psabi", "-fno-math-errno")

@@ -6,15 +6,19 @@
 // Every operand may have leading lane axes; an axis of size 1 is shared by all lanes. An output
 // that is not wanted has size 0. float32 and float64.
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "adam_ffi.h"
 #include "dense_ffi.h"
 #include "lanes.h"
 #include "mlp.h"
+
+#define RLX2_KERNELS "peak.h"
+#include "each_isa.h"
+#undef RLX2_KERNELS
 
 #ifndef RLX2_BUILD
 #define RLX2_BUILD "unknown"
@@ -25,10 +29,11 @@ namespace {
 using rlx2::Index;
 using rlx2::Spec;
 
-// The batch is cut into at most this many parts whose weight gradients are summed in a fixed
-// order, so that results do not depend on the number of threads.
+// In a backward pass the batch is cut into at most this many parts, whole blocks of columns each,
+// whose weight gradients are summed in a fixed order, so that results do not depend on the number
+// of threads.
 constexpr int64_t kParts = 4;
-constexpr int64_t kPartColumns = 128;
+constexpr int64_t kPartColumns = 64;
 
 ffi::Error MakeSpec(ffi::Span<const int64_t> width, ffi::Span<const int64_t> nnz, int64_t batch,
                     bool relu_last, bool feature_major, Spec& s) {
@@ -67,25 +72,22 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer row
   RLX2_OPERAND(x, 2, s.batch * s.width.front());
   RLX2_OPERAND(y, 2, s.batch * s.width.back());
   RLX2_OPERAND(acts, 1, keep ? s.acts : 0);
-  const int64_t count = Count(lanes);
-  const int64_t parts =
-      count >= pool.num_threads() ? 1 : std::max<int64_t>(1, s.batch / kPartColumns);
+  const int64_t parts = std::max<int64_t>(1, s.batch / kPartColumns);
   std::atomic<bool> valid{true};
-  Parallel(pool, count * parts, count * s.links * s.batch, [&](int64_t task) {
-    const int64_t lane = task / parts, part = task % parts;
-    const int64_t begin = part * kPartColumns;
-    const int64_t end = part + 1 == parts ? s.batch : begin + kPartColumns;
+  const auto task = [&](int64_t lane, int64_t phase, int64_t part, T*) {
     const Index ix{rowptr.typed_data<int32_t>() + rowptr_at.Offset(lane, lanes),
                    cols.typed_data<int32_t>() + cols_at.Offset(lane, lanes)};
-    if (!rlx2::Valid(s, ix)) {
-      valid = false;
-      return;
-    }
+    if (phase == 0 && !rlx2::Valid(s, ix)) valid = false;
+    if (phase == 0 || !valid) return;
+    const int64_t begin = part * kPartColumns;
+    const int64_t end = part + 1 == parts ? s.batch : begin + kPartColumns;
     rlx2::Forward<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes),
                      x.typed_data<T>() + x_at.Offset(lane, lanes), begin, end,
                      y.typed_data<T>() + y_at.Offset(lane, lanes),
                      keep ? acts.typed_data<T>() + acts_at.Offset(lane, lanes) : nullptr);
-  });
+  };
+  const int64_t count = Count(lanes);
+  Phases<T>(pool, count, {1, parts}, count * s.links * s.batch, 0, task);
   return valid ? ffi::Error::Success() : BadIndex();
 }
 
@@ -132,53 +134,48 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer ro
   RLX2_OPERAND(dflat, 1, need_dflat ? s.parameters : 0);
   RLX2_OPERAND(dx, 2, need_dx ? s.batch * s.width.front() : 0);
   RLX2_OPERAND(grads, 1, need_grads ? s.grads : 0);
-  const int64_t count = Count(lanes);
   const int64_t parts = std::clamp<int64_t>(s.batch / kPartColumns, 1, kParts);
-  // Enough lanes keep every thread busy: then a task is a lane, checked and transposed once.
-  const int64_t tasks = count >= pool.num_threads() ? 1 : parts;
-  // Part 0 sums into the output itself, the others into `partial`; the last to finish adds them.
+  const int64_t columns = s.batch / parts / 64 * 64;
+  // Part 0 sums into the output itself, the others into the scratch, behind the transposed values.
   const int64_t extra = need_dflat ? parts - 1 : 0;
-  std::unique_ptr<T[]> partial(extra > 0 ? new T[count * extra * s.parameters] : nullptr);
-  std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[count]);
-  for (int64_t i = 0; i < count; ++i) left[i] = tasks;
   std::atomic<bool> valid{true};
-  Parallel(pool, count * tasks, 2 * count * s.links * s.batch, [&](int64_t task) {
-    const int64_t lane = task / tasks;
+  const auto task = [&](int64_t lane, int64_t phase, int64_t part, T* scratch) {
     const Index ix{rowptr.typed_data<int32_t>() + rowptr_at.Offset(lane, lanes),
                    cols.typed_data<int32_t>() + cols_at.Offset(lane, lanes),
                    colptr.typed_data<int32_t>() + colptr_at.Offset(lane, lanes),
                    rows.typed_data<int32_t>() + rows_at.Offset(lane, lanes),
                    perm.typed_data<int32_t>() + perm_at.Offset(lane, lanes)};
-    if (!rlx2::Valid(s, ix)) {
-      valid = false;
+    if (phase == 0) {
+      if (!rlx2::Valid(s, ix)) {
+        valid = false;
+        return;
+      }
+      rlx2::Transpose<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes),
+                         need_dx ? 0 : 1, scratch);
       return;
     }
-    thread_local std::vector<T> transposed;
-    rlx2::Transpose<T>(s, ix, flat.typed_data<T>() + flat_at.Offset(lane, lanes), need_dx ? 0 : 1,
-                       transposed);
+    if (!valid) return;
     T* out = need_dflat ? dflat.typed_data<T>() + dflat_at.Offset(lane, lanes) : nullptr;
-    T* others = partial.get() + lane * extra * s.parameters;
-    const int64_t columns = s.batch / parts / 64 * 64;
-    const int64_t first = tasks == 1 ? 0 : task % tasks;
-    const int64_t last = tasks == 1 ? parts : first + 1;
-    for (int64_t part = first; part < last; ++part) {
-      const int64_t begin = part * columns;
-      const int64_t end = part + 1 == parts ? s.batch : begin + columns;
-      T* mine = part == 0 || !need_dflat ? out : others + (part - 1) * s.parameters;
-      if (mine != nullptr) std::fill_n(mine, s.parameters, T(0));
-      rlx2::Backward<T>(
-          s, ix, transposed, acts.typed_data<T>() + acts_at.Offset(lane, lanes),
-          dy.typed_data<T>() + dy_at.Offset(lane, lanes), begin, end, mine,
-          need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr,
-          need_grads ? grads.typed_data<T>() + grads_at.Offset(lane, lanes) : nullptr);
-    }
-    if (extra > 0 && left[lane].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      for (int64_t p = 0; p < extra; ++p) {
-        const T* add = others + p * s.parameters;
-        for (int64_t i = 0; i < s.parameters; ++i) out[i] += add[i];
+    T* partial = scratch + s.links;
+    if (phase == 2) {
+      for (int64_t p = 0; p < extra; ++p, partial += s.parameters) {
+        for (int64_t i = 0; i < s.parameters; ++i) out[i] += partial[i];
       }
+      return;
     }
-  });
+    const int64_t begin = part * columns;
+    const int64_t end = part + 1 == parts ? s.batch : begin + columns;
+    T* own = part == 0 || !need_dflat ? out : partial + (part - 1) * s.parameters;
+    if (own != nullptr) std::fill_n(own, s.parameters, T(0));
+    rlx2::Backward<T>(
+        s, ix, scratch, acts.typed_data<T>() + acts_at.Offset(lane, lanes),
+        dy.typed_data<T>() + dy_at.Offset(lane, lanes), begin, end, own,
+        need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr,
+        need_grads ? grads.typed_data<T>() + grads_at.Offset(lane, lanes) : nullptr);
+  };
+  const int64_t count = Count(lanes);
+  Phases<T>(pool, count, {1, parts, extra > 0 ? 1 : 0}, 2 * count * s.links * s.batch,
+            s.links + extra * s.parameters, task);
   return valid ? ffi::Error::Success() : BadIndex();
 }
 
@@ -256,6 +253,36 @@ extern "C" {
 // What this library was built from and for; native.py refuses one that does not fit.
 const char* Rlx2Build() { return RLX2_BUILD; }
 int Rlx2FfiVersion() { return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR; }
+
+// Performs float multiply-adds for `turns` turns, one factor from memory if `load`; their number.
+int64_t Rlx2MultiplyAdds(int load, int64_t turns) {
+  alignas(64) static const std::array<float, 4096> row = [] {
+    std::array<float, 4096> made{};
+    made.fill(1e-9f);
+    return made;
+  }();
+  volatile float sum;
+  int64_t lanes = 4;
+  switch (rlx2::CurrentIsa()) {
+#ifdef RLX2_X86
+    case rlx2::Isa::kAvx512:
+      lanes = 16;
+      sum = load ? rlx2::avx512::MultiplyAdds<true>(turns, row.data())
+                 : rlx2::avx512::MultiplyAdds<false>(turns, row.data());
+      break;
+    case rlx2::Isa::kAvx2:
+      lanes = 8;
+      sum = load ? rlx2::avx2::MultiplyAdds<true>(turns, row.data())
+                 : rlx2::avx2::MultiplyAdds<false>(turns, row.data());
+      break;
+#endif
+    default:
+      sum = load ? rlx2::baseline::MultiplyAdds<true>(turns, row.data())
+                 : rlx2::baseline::MultiplyAdds<false>(turns, row.data());
+  }
+  (void)sum;
+  return 12 * lanes * turns;
+}
 
 // Selects an instruction set, at most the best one this CPU has; returns the one selected.
 int Rlx2SelectIsa(int wanted) {

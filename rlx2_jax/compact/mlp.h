@@ -234,13 +234,11 @@ void Forward(const Spec& s, const Index& ix, const T* flat, const T* x, int64_t 
 
 // Values of every layer from `first` on, in the order of the transpose: links.
 template <typename T>
-void Transpose(const Spec& s, const Index& ix, const T* flat, int64_t first,
-               std::vector<T>& transposed) {
-  transposed.resize(s.links);
+void Transpose(const Spec& s, const Index& ix, const T* flat, int64_t first, T* transposed) {
   for (int64_t l = first; l < s.layers; ++l) {
     const int32_t* perm = ix.perm + s.link[l];
     const T* value = flat + s.link[l];
-    T* to = transposed.data() + s.link[l];
+    T* to = transposed + s.link[l];
     for (int64_t k = 0; k < s.nnz[l]; ++k) to[k] = value[perm[k]];
   }
 }
@@ -249,8 +247,8 @@ void Transpose(const Spec& s, const Index& ix, const T* flat, int64_t first,
 // output gradients of every layer `grads` (if given). `transposed`: see Transpose, from layer 0
 // if `dx` is given, else from layer 1.
 template <typename T>
-void Backward(const Spec& s, const Index& ix, const std::vector<T>& transposed, const T* acts,
-              const T* dy, int64_t begin, int64_t end, T* dflat, T* dx, T* grads) {
+void Backward(const Spec& s, const Index& ix, const T* transposed, const T* acts, const T* dy,
+              int64_t begin, int64_t end, T* dflat, T* dx, T* grads) {
   T* scratch = Aligned<T>(2 * 64 * s.widest);
   const int64_t first = dx != nullptr ? 0 : 1;  // the lowest layer whose input gradient is needed
   ForBlocks(begin, end, [&](int64_t c, auto width) {
@@ -273,7 +271,7 @@ void Backward(const Spec& s, const Index& ix, const std::vector<T>& transposed, 
       }
       if (l < first) continue;
       const Links<T> m{s.width[l], ix.colptr + s.colptr[l], ix.rows + s.link[l],
-                       transposed.data() + s.link[l]};
+                       transposed + s.link[l]};
       Product<T, W>(m, nullptr, slot(l + 1), l > 0 ? act(l) : nullptr, false, slot(l));
     }
     if (dx != nullptr) UnpackBlock<T, W>(slot(0), s, s.width[0], c, dx);

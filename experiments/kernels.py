@@ -1,0 +1,95 @@
+"""How far the kernels are from what the CPU's arithmetic could do. Benchmark `kernels`."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.measure import interleaved
+from rlx2_jax import compact, dense, masks, networks
+from rlx2_jax.compact import native
+from rlx2_jax.types import Params
+
+BATCH, CALLS = 256, 100
+
+
+def multiply_adds(load: bool) -> Callable[[], float]:
+    """10^9 multiply-adds per second of one thread, with or without a load for each."""
+    count = native.load().Rlx2MultiplyAdds
+
+    def measure() -> float:
+        start = time.process_time()
+        done = sum(count(int(load), 1_000_000) for _ in range(10))
+        return done / (time.process_time() - start) / 1e9
+
+    return measure
+
+
+def repeated(call: Callable[[Any, jax.Array], jax.Array], net: Any, macs: int, width: int):
+    """10^9 multiply-adds per second and thread of `CALLS` calls, each waiting for the last."""
+
+    @jax.jit
+    def run(net: Any, x: jax.Array) -> jax.Array:
+        body = lambda x, _: (x + 1e-9 * call(net, x), None)  # noqa: E731
+        return jax.lax.scan(body, x, None, length=CALLS)[0]
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, width)), jnp.float32)
+    jax.block_until_ready(run(net, x))
+
+    def measure() -> float:
+        start = time.process_time()
+        jax.block_until_ready(run(net, x))
+        return CALLS * macs / (time.process_time() - start) / 1e9
+
+    return measure
+
+
+def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, Any]:
+    """Forward and backward passes of one network, as live links and as dense matrices."""
+    params, _ = networks.init(jax.random.key(0), sizes)
+    mask = masks.init(jax.random.key(1), params, sparsity)
+    params = masks.apply(params, mask)
+    links = compact.from_masked(params, mask)
+    live = [int(m["kernel"].sum()) for m in (mask[f"Dense_{i}"] for i in range(len(sizes) - 1))]
+    full = [n * m for n, m in itertools.pairwise(sizes)]
+
+    def passes(forward: Callable[[Any, jax.Array], jax.Array]):
+        def backward(net: Any, x: jax.Array) -> jax.Array:
+            grads = jax.grad(lambda net: forward(net, x).sum(), allow_int=True)(net)
+            first = next(g for g in jax.tree.leaves(grads) if g.dtype == jnp.float32)
+            return jnp.zeros_like(x) + first.ravel()[0]
+
+        return {"forward": forward, "forward and backward": backward}
+
+    def linked(flat: jax.Array, x: jax.Array) -> jax.Array:
+        return compact.mlp(flat, links.index, x)[:, :1]
+
+    def matrices(net: Params, x: jax.Array) -> jax.Array:
+        return dense.mlp([net], x)[0, :, :1]
+
+    found = {}
+    for form, forward, net, counts in (
+        ("live links", linked, links.flat, live),
+        ("dense", matrices, params, full),
+    ):
+        once = BATCH * sum(counts)
+        work = {"forward": once, "forward and backward": 3 * once - BATCH * counts[0]}
+        for which, call in passes(forward).items():
+            found[f"{name}, {form}, {which}"] = repeated(call, net, work[which], sizes[0])
+    return found
+
+
+def kernels() -> dict[str, Any]:
+    """10^9 multiply-adds per second of processor time, for Hopper's networks in batches of 256."""
+    subjects: dict[str, Callable[[], float]] = {
+        "limit": multiply_adds(load=False),
+        "limit with loads": multiply_adds(load=True),
+        **of_network("critic 95 %", (14, 256, 256, 1), 0.95),
+        **of_network("actor 98 %", (11, 256, 256, 3), 0.98),
+    }
+    found = interleaved(subjects)
+    return {"gmac_per_cpu_second": found}
