@@ -1,6 +1,6 @@
 """Writes docs/performance.md and its pictures from what the benchmarks measured.
 
-for b in updates capacity steps pipeline growth; do
+for b in updates capacity steps pipeline growth kernels; do
   python -m experiments.benchmark $b --sbx=PYTHON --out=measured/$b.json
 done
 python -m experiments.benchmark compact --sweep --out=measured/compact.json
@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import app, flags
 
-KINDS = ("updates", "capacity", "steps", "pipeline", "growth", "compact", "inference")
+KINDS = ("updates", "capacity", "steps", "pipeline", "growth", "compact", "kernels", "inference")
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
@@ -129,6 +129,27 @@ def compact(found: dict[str, Any]) -> str:
         "## Live links only, against masks\n\nWhole updates (sampling, targets, gradients, Adam, "
         "Polyak, acting), batch 256; microseconds per update of one lane. Links are those of the "
         f"actor and one critic.\n\n{table(head, rows)}{picture}\n\n{_machine(found)}"
+    )
+
+
+def kernels(found: dict[str, Any]) -> str:
+    """The kernels against what the CPU's arithmetic can do."""
+    rates_ = found["gmac_per_cpu_second"]
+    rows = [
+        [
+            name,
+            f"{rate:.1f}",
+            f"{100 * rate / rates_['limit']:.0f} %",
+            f"{100 * rate / rates_['limit with loads']:.0f} %",
+        ]
+        for name, rate in rates_.items()
+    ]
+    head = ["", "10⁹ multiply-adds per CPU second", "of the limit", "of the limit with loads"]
+    return (
+        "## How far the kernels are from the limit\n\nThe limit is what one thread of this CPU "
+        "does in a loop of multiply-adds in registers; with loads, one factor of each comes from "
+        "the first cache, which is what a product with live links needs. Networks in batches of 256, "
+        f"whole calls.\n\n{table(head, rows)}\n\n{_machine(found)}"
     )
 
 

@@ -28,6 +28,10 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
             **dict.fromkeys(("td3_1_lane", "sparsity_0.5", "sparsity_0.9"), ROW),
             "machine": MACHINE,
         },
+        "kernels": {
+            "gmac_per_cpu_second": {"limit": 40.0, "limit with loads": 20.0, "critic": 10.0},
+            "machine": MACHINE,
+        },
     }  # fmt: skip
     for name, value in measured.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
@@ -36,6 +40,7 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "| td3 1 lanes | 300 | 1.50x |" in text and "ratio 1.05" in text
     assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
+    assert "| critic | 10.0 | 25 % | 50 % |" in text
     assert "Not measured: steps, pipeline, growth, inference." in text
     assert (tmp_path / "docs" / "performance-compact.png").stat().st_size > 5000
 
