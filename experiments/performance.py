@@ -148,8 +148,8 @@ def kernels(found: dict[str, Any]) -> str:
     return (
         "## How far the kernels are from the limit\n\nThe limit is what one thread of this CPU "
         "does in a loop of multiply-adds in registers; with loads, one factor of each comes from "
-        "the first cache, which is what a product with live links needs. Networks in batches of 256, "
-        f"whole calls.\n\n{table(head, rows)}\n\n{_machine(found)}"
+        "the first cache, which is what a product with live links needs. Networks in batches of "
+        f"256, whole calls.\n\n{table(head, rows)}\n\n{_machine(found)}"
     )
 
 
