@@ -68,6 +68,7 @@ def check(params, masks, net, scores, fraction, regrow, moved):
         np.testing.assert_array_equal(got[name]["bias"], params[name]["bias"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("regrow", evolution.REGROW)
 @pytest.mark.parametrize("kind", ["pair", "dense", "zero", "nan"])
 def test_equals_masked_reference(regrow, kind):
@@ -84,6 +85,7 @@ def test_equals_masked_reference(regrow, kind):
             check(params, masks, net, scores, fraction, regrow, moved)
 
 
+@pytest.mark.long
 def test_plain_equals_compiled():
     rng = np.random.default_rng(8)
     params, masks = masked_network(rng, (4, 5), (9,))
@@ -93,6 +95,7 @@ def test_plain_equals_compiled():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tile", [1, 8, 33])
 def test_tiles_do_not_matter(tile, monkeypatch):
     monkeypatch.setattr(evolution, "_TILE", tile)

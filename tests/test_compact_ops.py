@@ -92,6 +92,7 @@ def test_instruction_sets_agree(isa, monkeypatch):
         native.select_isa("avx512")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "widths,live,relu_last", [(*net, i % 2 == 1) for i, net in enumerate(NETWORKS)]
 )

@@ -69,6 +69,7 @@ def test_forward_error(sizes):
             assert (np.abs(y - want) <= 2e-6 * size).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nets", [1, 2])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_gradients_in_float64(sizes, nets):
@@ -240,6 +241,7 @@ def test_lowers_for(platform):
     assert ("rlx2_dense" in text) == (platform == "cpu")
 
 
+@pytest.mark.long
 def test_plain_form_of_the_gradients(monkeypatch):
     """What other platforms run, here on the CPU."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *a, cpu, default: default(*a))

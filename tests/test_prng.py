@@ -28,6 +28,7 @@ def draws(impl, seed):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31 - 1])
 def test_bits_are_those_of_jax(seed, wide):

@@ -260,6 +260,7 @@ def test_begins_as_the_paper_says():
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)  # may be donated
 
 
+@pytest.mark.long
 @pytest.mark.fast
 def test_lowers_for_accelerators():
     cfg, lane = setting("sac"), config.Lane()

@@ -241,6 +241,7 @@ def test_exploration():
     assert float(jnp.abs(action).max()) == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.fast
 def test_lowers_for_accelerators():
     cfg, lane = setting("td3"), config.Lane()
