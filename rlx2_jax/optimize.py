@@ -62,7 +62,9 @@ def learn(
             raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
 
         def evolve(before: Network) -> Network:
-            scores = linked.growth_scores(before, loss, rows, adam.guard(grads)[1])
+            # The gradient is that of the network before its optimizer step.
+            own = network if mask_step == "after" else before
+            scores = linked.growth_scores(own, loss, rows, adam.guard(grads)[1])
             options = {"regrow": regrow, "random_growth": random_growth}
             return linked.evolve_network(before, scores, count, schedule, key, **options)
     else:
