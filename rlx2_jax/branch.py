@@ -1,8 +1,8 @@
 """What a step does only now and then, without a copy of what it leaves alone.
 
-A conditional that gives back its operand copies it, whichever branch is taken, since the other
-branch needs a place of its own. A loop of one turn or none works in place instead. Like a
-conditional it stays a real branch under `vmap` as long as its predicate is not batched.
+A conditional between new arrays and the old ones makes XLA copy the old ones, unless every change
+can be written in place. A loop of one turn or none copies inside its turn only. Like a conditional
+it stays a real branch under `vmap` as long as its predicate is not batched.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,7 @@ operations; here its rounds are written out, so that XLA fuses them into one.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,3 +72,9 @@ THREEFRY = define_prng_impl(
     name="rlx2_threefry2x32",
     tag="rlx2",
 )
+
+
+def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """`jax.random.normal`, drawn as one row: the same numbers, but several at a time whatever the
+    last axis."""
+    return jax.random.normal(key, (math.prod(shape),), dtype).reshape(shape)

@@ -9,6 +9,7 @@ from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
 from rlx2_jax.branch import apart, every
 from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.prng import normal
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -60,11 +61,7 @@ def draw_noise(key: Array, config: Config) -> Noise:
     target_key, actor_key = jax.random.split(key)
     shape = (config.batch_size, config.action_dim)
     dtype = jnp.dtype(config.dtype)
-    size = shape[0] * shape[1]
-    # As rows: the same numbers, drawn several at a time.
-    target = jax.random.normal(target_key, (config.n_max * size,), dtype)
-    actor = jax.random.normal(actor_key, (size,), dtype)
-    return Noise(target.reshape(config.n_max, *shape), actor.reshape(shape))
+    return Noise(normal(target_key, (config.n_max, *shape), dtype), normal(actor_key, shape, dtype))
 
 
 def update(
@@ -82,7 +79,7 @@ def update(
     replaces what would be drawn from `key`."""
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     if noise is None:
-        noise = apart(lambda: draw_noise(noise_key, config), count > 0)
+        noise = apart(lambda: draw_noise(noise_key, config), count >= 0)
     alpha = jnp.exp(state.log_alpha)
     y = _target(
         state, batch, noise.target, alpha, switched_n(step, count, config, hyper), config, hyper

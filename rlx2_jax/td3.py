@@ -9,6 +9,7 @@ from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
 from rlx2_jax.branch import apart, every
 from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.prng import normal
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -60,7 +61,10 @@ def update(
         learned one in the actor's loss and is what the critic regresses to.
     """
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
-    y = _target(state, batch, noise_key, step, count, config, hyper)
+    shape, dtype = batch.action.shape, jnp.dtype(config.dtype)
+    noise = apart(lambda: normal(noise_key, shape, dtype), count >= 0)
+    n = switched_n(step, count, config, hyper)
+    y = _target(state, batch, noise, n, config, hyper)
     if expert is not None:
         y = networks.q_value(expert, batch.obs, batch.action)
 
@@ -113,26 +117,16 @@ def update(
 
 
 def _target(
-    state: State,
-    batch: Batch,
-    key: Array,
-    step: Array,
-    count: Array,
-    config: Config,
-    hyper: Hyper,
+    state: State, batch: Batch, noise: Array, n: Array, config: Config, hyper: Hyper
 ) -> Array:
     """y = Σ γ^k r_{i+k} + γ^m min_j Q_{θ'_j}(s_{i+m}, ã), ã = π_{φ'}(s_{i+m}) + clip(ε): [batch]
     (lines 10-13)."""
-    n = switched_n(step, count, config, hyper)
-    window = jax.vmap(
+    step = jax.vmap(
         lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
     )(batch.reward, batch.terminated, batch.truncated)
-    last_obs = jnp.take_along_axis(batch.next_obs, window.last[:, None, None], axis=1)[:, 0]
+    last_obs = jnp.take_along_axis(batch.next_obs, step.last[:, None, None], axis=1)[:, 0]
     action = networks.policy(networks.lagged(state.actor), last_obs)
-    # As one row: the same numbers, drawn several at a time.
-    noise = apart(lambda: jax.random.normal(key, (action.size,), action.dtype), count > 0)
-    noise = noise.reshape(action.shape)
     noise = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action = jnp.clip(action + noise, -1.0, 1.0)
     q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, action)
-    return returns.td3_target(window, jnp.minimum(q1, q2))
+    return returns.td3_target(step, jnp.minimum(q1, q2))

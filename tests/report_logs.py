@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx2_jax.runtime.run import FORMAT
+
 SIZES = {"HalfCheetah": (17, 6), "Hopper": (11, 3), "Walker2d": (17, 6), "Ant": (105, 8)}
 SIZES |= {"Humanoid": (348, 17), "InvertedPendulum": (4, 1)}
 COLUMNS = (
@@ -36,7 +38,13 @@ def plan(logdir: Path, suite: str, units: Sequence[dict[str, Any]], **budget: An
     folder = logdir / suite
     folder.mkdir(parents=True, exist_ok=True)
     found = {"name": "smoke", "fraction": 0.0001} | budget
-    value = {"format": 1, "suite": suite, "title": suite, "budget": found, "units": list(units)}
+    value = {
+        "format": FORMAT,
+        "suite": suite,
+        "title": suite,
+        "budget": found,
+        "units": list(units),
+    }
     (folder / "suite.json").write_text(json.dumps(value))
     return folder
 
@@ -61,7 +69,7 @@ def run(
     obs, action = SIZES[unit["env"].partition("-")[0]]
     config = {"algo": unit["algo"], "obs_dim": obs, "action_dim": action, "steps": steps}
     config |= {"hidden": unit["hidden"]}
-    value = {"format": 1, "env": unit["env"], "config": config, "lanes": unit["lanes"]}
+    value = {"format": FORMAT, "env": unit["env"], "config": config, "lanes": unit["lanes"]}
     (own / "config.json").write_text(json.dumps(value))
     rows, measured = (
         [COLUMNS],

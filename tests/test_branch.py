@@ -44,16 +44,31 @@ def test_stays_a_branch_over_lanes_as_long_as_the_count_is_not_of_a_lane():
         np.testing.assert_array_equal(run(lanes, count)[:, 0], expected)
 
 
-def test_nothing_is_copied_that_is_left_alone():
-    def many(x):
-        body = lambda x, i: (every(5, i, lambda y: y + y[::-1] * y[0], x), None)  # noqa: E731
-        return jax.lax.scan(body, x, jnp.arange(20))[0]
+def copies_at_every_turn(choose) -> int:
+    """Arrays that a scan copies at every turn, whether `choose` changes them or not."""
 
-    text = str(jax.jit(many, donate_argnums=0).lower(jnp.ones(777)).compile().as_text())
-    body = re.search(r"body=%?([\w.\-]+)", text[text.index("ENTRY") :])
+    def change(pair):
+        a, b = pair
+        return jnp.where(b > 0, a, 0.0) + a[::-1], jnp.where(a > 0, b, 0.0) + b[::-1]
+
+    def many(pair):
+        def body(pair, i):
+            a, b = choose(i % 5 == 0, change, pair)
+            return (1.5 * a, b), None
+
+        return jax.lax.scan(body, pair, jnp.arange(20))[0]
+
+    jitted = jax.jit(many, donate_argnums=0)
+    text = str(jitted.lower((jnp.ones(777), jnp.ones(777))).compile().as_text())
+    body = re.search(r" while\(.*body=%?([\w.\-]+)", text[text.index("ENTRY") :])
     assert body
     own = text[text.index(f"%{body[1]} (") :].split("\n}\n")[0]
-    assert "while(" in own and not re.search(r"f32\[777\]\S* copy\(", own)
+    return len(re.findall(r"f32\[777\]\S* copy\(", own))
+
+
+def test_nothing_is_copied_that_is_left_alone():
+    assert copies_at_every_turn(when) == 0
+    assert copies_at_every_turn(lambda due, f, x: jax.lax.cond(due, f, lambda y: y, x)) > 0
 
 
 def test_what_is_made_apart_is_the_same():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlx2_jax.prng import THREEFRY
+from rlx2_jax.prng import THREEFRY, normal
 
 pytestmark = pytest.mark.fast
 
@@ -53,3 +53,10 @@ def test_lanes_and_jit():
 def test_lowers_for(platform):
     run = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed, impl=THREEFRY), (4,)))
     run.trace(jnp.int32(0)).lower(lowering_platforms=(platform,))
+
+
+def test_normal_numbers_do_not_depend_on_the_shape_they_are_drawn_in():
+    for impl in (THREEFRY, None):
+        key = jax.random.key(3, impl=impl)
+        want = jax.random.normal(key, (4, 5, 3))
+        np.testing.assert_array_equal(normal(key, (4, 5, 3), jnp.float32), want)

@@ -122,7 +122,8 @@ def test_damaged_json(tmp_path: Path) -> None:
     assert only(found).status == "missing" and "config.json is no whole" in found.warnings[0]
     (path / "config.json").write_text("[1]")
     assert "holds no object" in results.load(tmp_path, KNOWN).warnings[0]
-    (path / "config.json").write_text('{"format": 1, "config": [], "lanes": [{"seed": "x"}]}')
+    value = {"format": results.FORMAT, "config": [], "lanes": [{"seed": "x"}]}
+    (path / "config.json").write_text(json.dumps(value))
     found = results.load(tmp_path, KNOWN)
     assert only(found).status == "missing"
     assert "td3-hopper is not what a run leaves behind" in found.warnings[-1]
@@ -136,10 +137,11 @@ def test_damaged_json(tmp_path: Path) -> None:
 def test_other_formats_are_told(tmp_path: Path) -> None:
     path = nstep(tmp_path)
     value = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(value | {"format": 2}))
+    (path / "config.json").write_text(json.dumps(value | {"format": results.FORMAT + 1}))
     found = results.load(tmp_path, KNOWN)
     assert only(found).status == "missing"
-    assert "config.json has format 2, this version reads 1: not read" in found.warnings[0]
+    said = f"has format {results.FORMAT + 1}, this version reads {results.FORMAT}: not read"
+    assert f"config.json {said}" in found.warnings[0]
 
 
 def test_mixed_versions_are_told(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The benchmark of kernels: what it counts and what it measures."""
+
+import pytest
+
+from experiments import kernels
+from rlx2_jax.compact import native
+
+pytestmark = [
+    pytest.mark.fast,
+    pytest.mark.skipif(native.execution() != "native", reason="no kernels on this machine"),
+]
+
+
+def test_the_limit_counts_what_was_done():
+    count = native.load().Rlx2MultiplyAdds
+    lanes = count(0, 1) // 12
+    assert lanes in (4, 8, 16)  # floats of a vector
+    assert count(1, 1000) == 12 * lanes * 1000
+    rates = [kernels.multiply_adds(load)() for load in (False, True)]
+    assert all(0.1 < rate < 1000 for rate in rates)
+
+
+def test_networks_are_measured_in_both_forms(monkeypatch):
+    monkeypatch.setattr(kernels, "CALLS", 2)
+    subjects = kernels.of_network("small", (5, 16, 16, 2), 0.8)
+    assert list(subjects) == [
+        f"small, {form}, {which}"
+        for form in ("live links", "dense")
+        for which in ("forward", "forward and backward")
+    ]
+    assert all(measure() > 0 for measure in subjects.values())
