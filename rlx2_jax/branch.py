@@ -16,7 +16,7 @@ from rlx2_jax.types import Array
 T = TypeVar("T")
 
 
-def when(due: Array, change: Callable[[T], T], x: T) -> T:
+def when(due: Array | bool, change: Callable[[T], T], x: T) -> T:
     """`change(x)` if `due`, else `x`: of the same structure, shapes and dtypes."""
     turn = lambda carry: (jnp.zeros_like(due), change(carry[1]))  # noqa: E731
     return jax.lax.while_loop(lambda carry: carry[0], turn, (due, x))[1]
@@ -27,7 +27,7 @@ def every(interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
     return change(x) if interval == 1 else when(count % interval == 0, change, x)
 
 
-def apart(make: Callable[[], T], always: Array) -> T:
+def apart(make: Callable[[], T], always: Array | bool) -> T:
     """`make()`, computed before whatever uses it and not as a part of that, number by number.
 
     `always` is true, and XLA does not know it: what lies in a branch stays there.

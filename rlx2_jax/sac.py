@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
-from rlx2_jax.branch import apart, every
+from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.prng import normal
 from rlx2_jax.types import Array, Batch, Network, Params
@@ -56,12 +56,15 @@ def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> t
     return networks.squashed_sample(actor, obs, noise)[0], mean
 
 
-def draw_noise(key: Array, config: Config) -> Noise:
+def draw_noise(key: Array, config: Config, always: Array | bool = True) -> Noise:
     """All random numbers of one update."""
     target_key, actor_key = jax.random.split(key)
     shape = (config.batch_size, config.action_dim)
     dtype = jnp.dtype(config.dtype)
-    return Noise(normal(target_key, (config.n_max, *shape), dtype), normal(actor_key, shape, dtype))
+    return Noise(
+        target=normal(target_key, (config.n_max, *shape), dtype, always),
+        actor=normal(actor_key, shape, dtype, always),
+    )
 
 
 def update(
@@ -79,7 +82,7 @@ def update(
     replaces what would be drawn from `key`."""
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     if noise is None:
-        noise = apart(lambda: draw_noise(noise_key, config), count >= 0)
+        noise = draw_noise(noise_key, config, count >= 0)
     alpha = jnp.exp(state.log_alpha)
     y = _target(
         state, batch, noise.target, alpha, switched_n(step, count, config, hyper), config, hyper

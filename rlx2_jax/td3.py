@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks, optimize, returns
 from rlx2_jax.agent import make_actor, make_critic, switched_n, topology_options
-from rlx2_jax.branch import apart, every
+from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.prng import normal
 from rlx2_jax.types import Array, Batch, Network, Params
@@ -62,7 +62,7 @@ def update(
     """
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     shape, dtype = batch.action.shape, jnp.dtype(config.dtype)
-    noise = apart(lambda: normal(noise_key, shape, dtype), count >= 0)
+    noise = normal(noise_key, shape, dtype, count >= 0)
     n = switched_n(step, count, config, hyper)
     y = _target(state, batch, noise, n, config, hyper)
     if expert is not None:
