@@ -25,7 +25,7 @@ from absl import app, flags, logging
 
 from experiments import endtoend, kernels
 from experiments.endtoend import sparse_lanes
-from experiments.measure import Peer, Peers, interleaved, machine
+from experiments.measure import Peer, Peers, Turns, interleaved, machine, over_sbx
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.lane import LaneState, Outcome
@@ -123,12 +123,10 @@ def updates() -> dict[str, Any]:
             if FLAGS.sbx:
                 subjects[f"sbx_{algo}"] = peers.add(Peer("updates", algo))
             found = interleaved(subjects)
-        out |= found
-        out[f"{algo}_8_lanes_over_1"] = found[f"{algo}_8_lanes"] / found[f"{algo}_1_lanes"]
-        if FLAGS.sbx:
-            sbx = found[f"sbx_{algo}"]
-            out[f"{algo}_over_sbx"] = found[f"{algo}_1_lanes"] / sbx
-            out[f"{algo}_own_n_over_sbx"] = found[f"{algo}_1_lane_own_n"] / sbx
+        out |= found.medians()
+        out[f"{algo}_8_lanes_over_1"] = found.ratio(f"{algo}_8_lanes", f"{algo}_1_lanes")
+        out |= over_sbx(found, algo)
+        out[f"{algo}_turns"] = found.values
     return out
 
 
@@ -139,7 +137,7 @@ def capacity() -> dict[str, Any]:
         name: Scanned(program("td3", 1, capacity=size), 200) for name, size in sizes.items()
     }
     found = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
-    return {**found, "ratio": found["ms_at_1e6"] / found["ms_at_1e4"]}
+    return {**found.medians(), "ratio": found.ratio("ms_at_1e6", "ms_at_1e4")}
 
 
 def side_by_side(
@@ -160,12 +158,13 @@ def side_by_side(
             wall = measure()
             cpu = (time.process_time() - cpu) / measure.length
             found[form].append((1e6 * wall / lanes, 1e6 * cpu / lanes))
-    out: dict[str, Any] = {}
-    for form, values in found.items():
-        wall, cpu = np.median(np.array(values), axis=0)
-        out |= {f"{form}_us": float(wall), f"{form}_cpu_us": float(cpu)}
-    out["ratio"] = out["masked_us"] / out["compact_us"]
-    out["cpu_ratio"] = out["masked_cpu_us"] / out["compact_cpu_us"]
+    wall, cpu = (
+        Turns({form: [row[i] for row in rows] for form, rows in found.items()}) for i in (0, 1)
+    )
+    out: dict[str, Any] = {f"{form}_us": value for form, value in wall.medians().items()}
+    out |= {f"{form}_cpu_us": value for form, value in cpu.medians().items()}
+    out["ratio"] = wall.ratio("masked", "compact")
+    out["cpu_ratio"] = cpu.ratio("masked", "compact")
     made = subjects["compact"].program
     out["links"] = sum(map(sum, configs.own_links(made.config, made.lanes[0])))
     return out

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.measure import Peer, Peers, interleaved
+from experiments.measure import Peer, Peers, interleaved, over_sbx
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.runtime.loop import HostLoop
@@ -82,12 +82,11 @@ def steps() -> dict[str, Any]:
                 options = {"env": FLAGS.bench_env, "steps": FLAGS.bench_steps}
                 subjects[f"sbx_{algo}"] = peers.add(Peer("steps", algo, **options))
             found = interleaved(subjects)
-        out |= found
+        out |= found.medians() | over_sbx(found, algo)
+        out[f"{algo}_turns"] = found.values
         for form in ("masked", "compact"):
             name = f"{algo}_{form}"
-            out[f"{name}_8_lanes_over_1"] = found[f"{name}_8_lanes"] / found[f"{name}_1_lanes"]
-            if FLAGS.sbx:
-                out[f"{name}_over_sbx"] = found[f"{name}_1_lanes"] / found[f"sbx_{algo}"]
+            out[f"{name}_8_lanes_over_1"] = found.ratio(f"{name}_8_lanes", f"{name}_1_lanes")
             out |= {f"{name}_{k}": v for k, v in shares(ours[form, 1].loop).items()}
     return out
 
@@ -111,7 +110,7 @@ def pipeline() -> dict[str, Any]:
         "in_turn": EndToEnd("td3", 8, pipeline=False),
     }
     found = interleaved(dict(subjects))
-    return {**found, "gain": found["pipelined"] / found["in_turn"]}
+    return {**found.medians(), "gain": found.ratio("pipelined", "in_turn")}
 
 
 def growth() -> dict[str, Any]:

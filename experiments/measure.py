@@ -4,7 +4,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,36 @@ FLAGS = flags.FLAGS
 PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
 
 
-def interleaved(subjects: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The median of each subject, taken in turns so that all meet the same machine."""
-    found: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(FLAGS.repeats):
+@dataclass(frozen=True)
+class Turns:
+    """What each subject gave in every turn; all of a turn met the same machine."""
+
+    values: dict[str, list[float]]
+
+    def medians(self) -> dict[str, float]:
+        return {name: float(np.median(values)) for name, values in self.values.items()}
+
+    def ratio(self, over: str, under: str) -> float:
+        """The median of the turns' quotients: what slows a whole turn down leaves it alone."""
+        return float(np.median(np.divide(self.values[over], self.values[under])))
+
+
+def interleaved(subjects: dict[str, Callable[[], float]]) -> Turns:
+    """Measures all subjects in turns, and shows each on stderr."""
+    turns = Turns({name: [] for name in subjects})
+    for i in range(FLAGS.repeats):
         for name, measure in subjects.items():
-            found[name].append(measure())
-    return {name: float(np.median(values)) for name, values in found.items()}
+            turns.values[name].append(measure())
+            shown = f"turn {i + 1}/{FLAGS.repeats}  {name}: {turns.values[name][-1]:,.1f}"
+            print(shown, file=sys.stderr, flush=True)
+    return turns
+
+
+def over_sbx(found: Turns, algo: str) -> dict[str, float]:
+    """Every subject as a multiple of SBX, if that was among them."""
+    sbx = f"sbx_{algo}"
+    ours = [name for name in found.values if name != sbx and sbx in found.values]
+    return {f"{name}_over_sbx": found.ratio(name, sbx) for name in ours}
 
 
 class Peer:

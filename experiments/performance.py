@@ -53,7 +53,7 @@ def rates(found: dict[str, Any], unit: str) -> str:
         ours = [k for k in found if k.startswith(f"{algo}_") and re.search(r"lanes?(_own_n)?$", k)]
         for name in [*ours, *([f"sbx_{algo}"] if sbx else [])]:
             label = name.replace("_", " ").replace("own n", "with RLx2's n").replace("sbx", "SBX")
-            ratio = f"{found[name] / sbx:.2f}x" if sbx else ""
+            ratio = f"{found[f'{name}_over_sbx']:.2f}x" if sbx and name in ours else ""
             rows.append([label, f"{found[name]:,.0f}", ratio])
     return table(["", f"{unit}/s", "of SBX"], rows)
 

@@ -5,19 +5,13 @@
 //   fuzz_compact SEED COUNT
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <vector>
 
+#include "fuzz.h"
 #include "mlp.h"
 
 namespace {
-
-std::mt19937_64 gen;
-int64_t Uniform(int64_t low, int64_t high) {
-  return std::uniform_int_distribution<int64_t>(low, high)(gen);
-}
 
 struct Net {
   rlx2::Spec s;
@@ -74,21 +68,6 @@ Net RandomNet() {
   for (auto* v : {&n.rowptr, &n.cols, &n.colptr, &n.rows, &n.perm}) v->shrink_to_fit();
   n.s.Finish();
   return n;
-}
-
-template <typename T>
-std::vector<T> RandomVector(int64_t n) {
-  std::vector<T> v(n);
-  for (T& e : v) e = std::normal_distribution<double>()(gen);
-  return v;
-}
-
-void Fail(const char* what, double got, double want) {
-  std::printf("%s: got %.9g, want %.9g\n", what, got, want);
-  std::exit(1);
-}
-void Close(const char* what, double got, double want, double scale, double eps) {
-  if (!(std::fabs(got - want) <= eps * (scale + 1e-30))) Fail(what, got, want);
 }
 
 // Plain loops in double over [features][batch], with the sums of |terms| as error scales.
@@ -203,16 +182,10 @@ void Damage(Net n) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  gen.seed(std::atoll(argv[1]));
-  const int64_t count = std::atoll(argv[2]);
-  const int best = static_cast<int>(rlx2::BestIsa());
-  for (int64_t i = 0; i < count; ++i) {
-    rlx2::CurrentIsa() = static_cast<rlx2::Isa>(i % (best + 1));
+  return Fuzz(argc, argv, [] {
     const Net n = RandomNet();
     Check<float>(n, 2e-6);
     Check<double>(n, 1e-14);
     Damage(n);
-  }
-  std::printf("%lld networks, %d instruction sets\n", static_cast<long long>(count), best + 1);
+  });
 }

@@ -141,7 +141,7 @@ def test_unsafe_cache_directory_is_not_used(tmp_path, monkeypatch):
     other.rmdir()
 
 
-def fuzz(tmp_path, seed, count, optimise):
+def fuzz(tmp_path, kernels, seed, count, optimise):
     compiler = building.find_compiler()
     if compiler is None:
         pytest.skip("no compiler")
@@ -149,7 +149,7 @@ def fuzz(tmp_path, seed, count, optimise):
     command = [
         compiler, "-std=c++17", optimise, "-g", "-Wno-psabi", "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all", f"-I{building.HERE}",
-        str(ROOT / "tests" / "fuzz_compact.cc"), "-o", str(program),
+        str(ROOT / "tests" / f"fuzz_{kernels}.cc"), "-o", str(program),
     ]  # fmt: skip
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode and "sanitize" in built.stderr:
@@ -159,10 +159,12 @@ def fuzz(tmp_path, seed, count, optimise):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_sanitizers_short(tmp_path):
-    fuzz(tmp_path, 1, 300, "-O0")
+@pytest.mark.parametrize("kernels", ["compact", "dense"])
+def test_sanitizers_short(tmp_path, kernels):
+    fuzz(tmp_path, kernels, 1, 300, "-O0")
 
 
 @pytest.mark.slow
-def test_sanitizers_long(tmp_path):
-    fuzz(tmp_path, 2, 50_000, "-O1")
+@pytest.mark.parametrize("kernels", ["compact", "dense"])
+def test_sanitizers_long(tmp_path, kernels):
+    fuzz(tmp_path, kernels, 2, 50_000, "-O1")

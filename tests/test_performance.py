@@ -22,7 +22,8 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     measured = {
         "capacity": {"ms_at_1e4": 2.0, "ms_at_1e6": 2.1, "ratio": 1.05, "machine": MACHINE},
         "updates": {
-            "measured": "x", "td3_1_lanes": 300.0, "sbx_td3": 200.0, "machine": MACHINE,
+            "measured": "x", "td3_1_lanes": 300.0, "td3_1_lanes_over_sbx": 1.5, "sbx_td3": 200.0,
+            "machine": MACHINE,
         },
         "compact": {
             **dict.fromkeys(("td3_1_lane", "sparsity_0.5", "sparsity_0.9"), ROW),

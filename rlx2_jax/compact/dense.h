@@ -104,25 +104,46 @@ struct Net {
   std::vector<T*> dkernel, dbias;
 };
 
-// A forward pass: first Pack, then Rows of any part of the batch, all with one scratch.
+constexpr int64_t kBlock = 64;  // columns of weights or of their gradients that one task takes
+
+// The columns of block `block`, out of `all`; columns <= 0 if the block lies beyond them.
+struct Columns {
+  int64_t first, columns;
+  Columns(int64_t block, int64_t all)
+      : first(block * kBlock), columns(std::min(kBlock, all - first)) {}
+};
+inline int64_t Blocks(int64_t columns) { return (columns + kBlock - 1) / kBlock; }
+
+// Block `block` of B, to where PackPanels of all of it would have it.
+template <typename T>
+void PackBlock(const Stored<T>& m, int64_t block, T* to) {
+  const Columns c(block, m.columns);
+  if (c.columns <= 0) return;
+  const T* from = m.data + c.first * (m.transposed ? m.ld : 1);
+  PackPanels<T>({m.depth, c.columns, from, m.ld, m.transposed}, to + c.first * m.depth);
+}
+
+// A forward pass: Pack every block of columns, then Rows for all parts of the batch, with one
+// scratch.
 template <typename T>
 struct Forward {
   const std::vector<int64_t>& width;
   std::vector<int64_t> packed;  // where each layer's weights begin in the scratch
-  int64_t size = 0;             // of the scratch
+  int64_t size = 0, blocks = 0;
 
   explicit Forward(const std::vector<int64_t>& width) : width(width) {
     for (size_t l = 0; l + 1 < width.size(); ++l) {
       packed.push_back(size);
       size += PackedSize(width[l], width[l + 1]);
+      blocks = std::max(blocks, Blocks(width[l + 1]));
     }
   }
 
-  void Pack(const Net<T>& net, T* scratch) const {
+  void Pack(const Net<T>& net, T* scratch, int64_t block) const {
     for (size_t l = 0; l < packed.size(); ++l) {
       if (width[l + 1] == 1) continue;
-      PackPanels<T>({width[l], width[l + 1], net.kernel[l], width[l + 1], false},
-                     scratch + packed[l]);
+      PackBlock<T>({width[l], width[l + 1], net.kernel[l], width[l + 1], false}, block,
+                   scratch + packed[l]);
     }
   }
 
@@ -149,17 +170,16 @@ struct Forward {
   }
 };
 
-// A backward pass: Pack, then Rows for all parts of the batch, then Weights for all blocks of
-// columns, with one scratch. Every sum over the batch has one order, whoever does which part.
+// A backward pass: Pack every block of columns, then Rows for all parts of the batch, then Weights
+// of every block, with one scratch. Every sum over the batch has one order, whoever does what.
 template <typename T>
 struct Backward {
-  static constexpr int64_t kBlock = 64;  // columns of weight gradients
   const std::vector<int64_t>& width;
   const int64_t batch, layers;
   const bool need_params, need_dx;
   // Where each layer's W', gradient of its output before ReLU, and input (in strips) begin.
   std::vector<int64_t> packed, slope, strips;
-  int64_t size = 0, blocks = 0;
+  int64_t size = 0, packs = 0, blocks = 0;
 
   Backward(const std::vector<int64_t>& width, int64_t batch, bool need_params, bool need_dx)
       : width(width),
@@ -175,15 +195,16 @@ struct Backward {
       take(packed, l > 0 || need_dx ? PackedSize(width[l + 1], width[l]) : 0);
       take(slope, l + 1 < layers ? batch * width[l + 1] : 0);
       take(strips, Stripped(l) ? batch * width[l] : 0);
-      if (need_params) blocks = std::max(blocks, (width[l + 1] + kBlock - 1) / kBlock);
+      if (l > 0 || need_dx) packs = std::max(packs, Blocks(width[l]));
+      if (need_params) blocks = std::max(blocks, Blocks(width[l + 1]));
     }
   }
 
-  void Pack(const Net<T>& net, T* scratch) const {
+  void Pack(const Net<T>& net, T* scratch, int64_t block) const {
     for (int64_t l = need_dx ? 0 : 1; l < layers; ++l) {
       if (width[l] == 1) continue;
-      PackPanels<T>({width[l + 1], width[l], net.kernel[l], width[l + 1], true},
-                     scratch + packed[l]);
+      PackBlock<T>({width[l + 1], width[l], net.kernel[l], width[l + 1], true}, block,
+                   scratch + packed[l]);
     }
   }
 
@@ -205,8 +226,8 @@ struct Backward {
   void Weights(const Net<T>& net, const T* scratch, const T* dy, int64_t block) const {
     thread_local std::vector<T> panels;
     for (int64_t l = 0; l < layers; ++l) {
-      const int64_t in = width[l], out = width[l + 1], first = block * kBlock;
-      const int64_t columns = std::min(kBlock, out - first);
+      const int64_t in = width[l], out = width[l + 1];
+      const auto [first, columns] = Columns(block, out);
       if (columns <= 0) continue;
       const T* g = Slope(scratch, dy, l) + first;
       SumRows<T>(batch, columns, g, out, nullptr, net.dbias[l] + first);

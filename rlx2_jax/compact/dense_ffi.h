@@ -89,22 +89,26 @@ ffi::Error DenseForward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingAr
     const int64_t size = s.batch * s.width[i % (s.layers - 1) + 1];
     if (!Collect<T>(rets, i, 2, size, lanes, acts)) return BadShape("acts");
   }
-  const rlx2::dense::Forward<T> forward(s.width);
-  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+  std::vector<rlx2::dense::Net<T>> nets(s.units);
+  std::vector<T*> out(s.units);
+  for (int64_t unit = 0; unit < s.units; ++unit) {
     const int64_t net = unit % s.nets, lane = unit / s.nets;
     const auto at = [&](const Operand<T>& o) { return o.data + o.at.Offset(lane, lanes); };
-    rlx2::dense::Net<T> n;
+    rlx2::dense::Net<T>& n = nets[unit];
     n.x = x.typed_data<T>() + x_at.Offset(lane, lanes);
+    out[unit] = y.typed_data<T>() + y_at.Offset(lane, lanes) + net * s.batch * s.width.back();
     for (int64_t l = 0; l < s.layers; ++l) {
       n.kernel.push_back(at(params[2 * (net * s.layers + l)]));
       n.bias.push_back(at(params[2 * (net * s.layers + l) + 1]));
       if (keep && l + 1 < s.layers) n.acts.push_back(at(acts[net * (s.layers - 1) + l]));
     }
-    if (phase == 0) return forward.Pack(n, scratch);
-    T* out = y.typed_data<T>() + y_at.Offset(lane, lanes) + net * s.batch * s.width.back();
-    forward.Rows(n, scratch, s.Begin(part), s.End(part), out);
+  }
+  const rlx2::dense::Forward<T> forward(s.width);
+  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+    if (phase == 0) return forward.Pack(nets[unit], scratch, part);
+    forward.Rows(nets[unit], scratch, s.Begin(part), s.End(part), out[unit]);
   };
-  Phases<T>(pool, s.units, {1, s.parts}, s.work, forward.size, task);
+  Phases<T>(pool, s.units, {forward.blocks, s.parts}, s.work, forward.size, task);
   return ffi::Error::Success();
 }
 
@@ -129,12 +133,18 @@ ffi::Error DenseBackward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     const int64_t own = s.batch * s.width[i % (s.layers - 1) + 1];
     if (!Collect<T>(args, s.nets * s.layers + i, 2, own, lanes, acts)) return BadShape("acts");
   }
-  const rlx2::dense::Backward<T> backward(s.width, s.batch, need_params, need_dx);
-  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+  std::vector<rlx2::dense::Net<T>> nets(s.units);
+  std::vector<const T*> given(s.units);
+  std::vector<T*> to(s.units);
+  for (int64_t unit = 0; unit < s.units; ++unit) {
     const int64_t net = unit % s.nets, lane = unit / s.nets;
     const auto at = [&](const Operand<T>& o) { return o.data + o.at.Offset(lane, lanes); };
-    rlx2::dense::Net<T> n;
+    rlx2::dense::Net<T>& n = nets[unit];
     n.x = x.typed_data<T>() + x_at.Offset(lane, lanes);
+    given[unit] = dy.typed_data<T>() + dy_at.Offset(lane, lanes) + net * s.batch * s.width.back();
+    if (need_dx) {
+      to[unit] = dx.typed_data<T>() + dx_at.Offset(lane, lanes) + net * s.batch * s.width.front();
+    }
     for (int64_t l = 0; l < s.layers; ++l) {
       n.kernel.push_back(at(kernels[net * s.layers + l]));
       if (l + 1 < s.layers) n.acts.push_back(at(acts[net * (s.layers - 1) + l]));
@@ -142,14 +152,17 @@ ffi::Error DenseBackward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
       n.dkernel.push_back(at(grads[2 * (net * s.layers + l)]));
       n.dbias.push_back(at(grads[2 * (net * s.layers + l) + 1]));
     }
-    const T* g = dy.typed_data<T>() + dy_at.Offset(lane, lanes) + net * s.batch * s.width.back();
-    T* to = need_dx ? dx.typed_data<T>() + dx_at.Offset(lane, lanes) : nullptr;
-    if (need_dx) to += net * s.batch * s.width.front();
-    if (phase == 0) return backward.Pack(n, scratch);
-    if (phase == 1) return backward.Rows(n, scratch, g, s.Begin(part), s.End(part), to);
+  }
+  const rlx2::dense::Backward<T> backward(s.width, s.batch, need_params, need_dx);
+  const auto task = [&](int64_t unit, int64_t phase, int64_t part, T* scratch) {
+    const rlx2::dense::Net<T>& n = nets[unit];
+    const T* g = given[unit];
+    if (phase == 0) return backward.Pack(n, scratch, part);
+    if (phase == 1) return backward.Rows(n, scratch, g, s.Begin(part), s.End(part), to[unit]);
     backward.Weights(n, scratch, g, part);
   };
-  Phases<T>(pool, s.units, {1, s.parts, backward.blocks}, 2 * s.work, backward.size, task);
+  Phases<T>(pool, s.units, {backward.packs, s.parts, backward.blocks}, 2 * s.work, backward.size,
+            task);
   return ffi::Error::Success();
 }
 

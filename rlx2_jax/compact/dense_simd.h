@@ -152,7 +152,7 @@ RLX2_TARGET void PackPanel(const Stored<T>& m, int64_t column, int64_t columns, 
         reinterpret_cast<V*>(to + k * kWidth)[j] = reinterpret_cast<const V*>(from + k * m.ld)[j];
       }
     }
-  } else if (columns == kWidth) {
+  } else if (columns == kWidth && kWidth % 4 == 0) {
     for (; k + 4 <= m.depth; k += 4) {
       for (int j = 0; j < kWidth; j += 4) {
         Transpose4<T>(from + j * m.ld + k, m.ld, to + k * kWidth + j, kWidth);
