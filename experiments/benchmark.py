@@ -18,18 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags, logging
 
 from experiments import endtoend, kernels
-from experiments.endtoend import sparse_lanes
 from experiments.measure import Peer, Peers, Turns, interleaved, machine, over_sbx
+from experiments.scanned import Scanned, program
 from rlx2_jax import config as configs
-from rlx2_jax import lane as lanes_
-from rlx2_jax.lane import LaneState, Outcome
-from rlx2_jax.runtime.program import Program, step_lanes
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
@@ -39,71 +33,6 @@ flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measure
 flags.DEFINE_integer("growth_steps", 200_000, "Time steps of `growth`.", lower_bound=10)
 flags.DEFINE_bool("sweep", False, "`compact`: also over sparsities and widths.")
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
-
-HOPPER = (11, 3)
-
-
-def program(
-    algo: str,
-    lanes: int,
-    *,
-    form: str = "masked",
-    hidden: tuple[int, ...] = (256, 256),
-    sparsity: tuple[float, float] = (0.98, 0.95),
-    capacity: int = 20_000,
-    n: int | None = None,
-) -> Program:
-    """RLx2 lanes of one form, Hopper sizes, at the paper's or other sparsities of actor and critic;
-    `n`-step targets, or those of RLx2."""
-    windows: dict[str, Any] = {} if n is None else {"n_max": n}
-    config = configs.make(
-        algo,
-        *HOPPER,
-        hidden=hidden,
-        capacity=capacity,
-        warmup=1000,
-        execution=form,
-        random_growth=False,
-        **windows,
-    )
-    return Program(config, sparse_lanes(lanes, sparsity, n=n))
-
-
-class Scanned:
-    """Time steps of random transitions in one scan: the whole step but for the environment."""
-
-    def __init__(self, made: Program, length: int):
-        self.program, self.length = made, length
-        lanes, config = len(made.lanes), made.config
-
-        shape = (997, lanes, config.num_envs, config.obs_dim)
-        seen = jax.random.normal(jax.random.key(0), shape)
-
-        def outcome(t: jax.Array) -> Outcome:
-            obs = seen[t % len(seen)]
-            ends = jnp.zeros(obs.shape[:2], bool)
-            return Outcome(obs, obs, obs[..., 0], ends, ends)
-
-        def run(state: LaneState, first: jax.Array, learn: bool, length: int) -> LaneState:
-            def body(state: LaneState, t: jax.Array) -> tuple[LaneState, None]:
-                return step_lanes(state, outcome(t), t, made.hyper, config, learn)[0], None
-
-            return jax.lax.scan(body, state, first + jnp.arange(length))[0]
-
-        self._run = jax.jit(run, static_argnums=(2, 3), donate_argnums=0)
-        obs = np.zeros((lanes, config.num_envs, config.obs_dim), np.float32)
-        warm = lanes_.warmup_time(config)
-        self._state = self._run(made.init(obs, 1000), np.int32(1), False, warm)
-        self._next = warm + 1
-        self()  # compiles
-
-    def __call__(self) -> float:
-        """Seconds per time step, all lanes together."""
-        start = time.perf_counter()
-        self._state = self._run(self._state, np.int32(self._next), True, self.length)
-        jax.block_until_ready(self._state)
-        self._next += self.length
-        return (time.perf_counter() - start) / self.length
 
 
 def updates() -> dict[str, Any]:

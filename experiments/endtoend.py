@@ -6,25 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 
 from experiments.measure import Peer, Peers, interleaved, over_sbx
+from experiments.scanned import Scanned, program, sparse_lanes
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.runtime.loop import HostLoop
 
 FLAGS = flags.FLAGS
-
-
-def sparse_lanes(
-    count: int, sparsity: tuple[float, float] = (0.98, 0.95), **fields: Any
-) -> list[configs.Lane]:
-    """RLx2 lanes, at the paper's Hopper sparsities or others."""
-    actor, critic = sparsity
-    return [
-        configs.Lane(seed=i, actor_sparsity=actor, critic_sparsity=critic, **fields)
-        for i in range(count)
-    ]
 
 
 class EndToEnd:
@@ -48,6 +39,7 @@ class EndToEnd:
         )
         made = sparse_lanes(lanes, n=n, execution=form)
         self.lanes = lanes
+        self.shares: list[float] = []  # of the environment, in each turn
         self.loop = HostLoop(
             config, made, lambda n: envs.make_host(FLAGS.bench_env, n), pipeline=pipeline
         )
@@ -56,27 +48,31 @@ class EndToEnd:
     def __call__(self) -> float:
         """Environment steps per second, all lanes together."""
         steps = max(100, FLAGS.bench_steps // self.lanes)
-        start = time.perf_counter()
+        before, start = self.loop.seconds, time.perf_counter()
         self.loop.advance(self.loop.time + steps, lambda: False)
         jax.block_until_ready([s.acting for s in self.loop.states()])
-        return self.lanes * steps / (time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.shares.append((self.loop.seconds - before) / seconds)
+        return self.lanes * steps / seconds
 
 
 def steps() -> dict[str, Any]:
     """End to end: environment, add, update, act. Both forms and SBX take turns in one run.
 
-    1-step targets, as SBX has. A form's loop overhead is the share of one lane's time that is
-    neither the environment nor waiting for the device."""
+    1-step targets, as SBX has. A form's loop overhead is the share of one lane's time that goes
+    neither to the environment nor to the update, as that runs in a scan."""
     out: dict[str, Any] = {"measured": "RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
+    forms = ("masked", "compact")
     for algo in configs.ALGORITHMS:
-        ours = {
-            (form, n): EndToEnd(algo, n, form=form, n=1)
-            for form in ("masked", "compact")
-            for n in (1, 4, 8)
+        ours = {(form, n): EndToEnd(algo, n, form=form, n=1) for form in forms for n in (1, 4, 8)}
+        alone = {
+            form: Scanned(program(algo, 1, form=form, n=1), FLAGS.bench_steps // 2)
+            for form in forms
         }
-        subjects: dict[str, Callable[[], float]] = {
-            f"{algo}_{form}_{n}_lanes": run for (form, n), run in ours.items()
-        }
+        subjects: dict[str, Callable[[], float]] = {}
+        for form in forms:
+            subjects[f"{algo}_{form}_updates"] = lambda form=form, alone=alone: 1 / alone[form]()
+            subjects |= {f"{algo}_{form}_{n}_lanes": ours[form, n] for n in (1, 4, 8)}
         with Peers() as peers:
             if FLAGS.sbx:
                 options = {"env": FLAGS.bench_env, "steps": FLAGS.bench_steps}
@@ -84,23 +80,14 @@ def steps() -> dict[str, Any]:
             found = interleaved(subjects)
         out |= found.medians() | over_sbx(found, algo)
         out[f"{algo}_turns"] = found.values
-        for form in ("masked", "compact"):
+        for form in forms:
             name = f"{algo}_{form}"
-            out[f"{name}_8_lanes_over_1"] = found.ratio(f"{name}_8_lanes", f"{name}_1_lanes")
-            out |= {f"{name}_{k}": v for k, v in shares(ours[form, 1].loop).items()}
+            shares, one = ours[form, 1].shares, f"{name}_1_lanes"
+            update = np.divide(found.values[one], found.values[f"{name}_updates"])
+            out[f"{name}_8_lanes_over_1"] = found.ratio(f"{name}_8_lanes", one)
+            out[f"{name}_environment_share"] = float(np.median(shares))
+            out[f"{name}_loop_overhead"] = float(np.median(1 - update - np.array(shares)))
     return out
-
-
-def shares(loop: HostLoop) -> dict[str, float]:
-    """Where the time of a loop goes: its own overhead, and the environment."""
-    before, start = dict(loop.seconds), time.perf_counter()
-    loop.advance(loop.time + FLAGS.bench_steps, lambda: False)
-    whole = time.perf_counter() - start
-    spent = {k: loop.seconds[k] - before[k] for k in before}
-    return {
-        "loop_overhead": 1 - sum(spent.values()) / whole,
-        "environment_share": spent["environment"] / whole,
-    }
 
 
 def pipeline() -> dict[str, Any]:

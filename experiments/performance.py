@@ -85,7 +85,7 @@ def steps(found: dict[str, Any]) -> str:
         f"## Whole training steps\n\n{found.get('measured', '')}. Environment steps per second on "
         f"Hopper-v5, one update per step, all lanes together, evaluation left out.\n\n"
         f"{rates(found, 'steps')}\n\nShare of one lane's time that is neither "
-        f"environment nor device: {overhead}. {_machine(found)}"
+        f"environment nor update (as it runs in a scan): {overhead}. {_machine(found)}"
     )
 
 

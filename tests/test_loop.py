@@ -7,6 +7,7 @@ import pytest
 
 from rlx2_jax import config, envs, networks
 from rlx2_jax.envs.probes import PROBES
+from rlx2_jax.runtime import bridge
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 
 GAMMA = 0.9
@@ -118,3 +119,73 @@ def test_several_environments_per_lane():
     assert len(set(np.asarray(state.acting.obs)[0, :, 0].tolist())) == 3
     row = loop.report()[0]
     assert row["updates"] == 60 and row["buffer_length"] <= 240
+
+
+def pendulums(count: int = 4, **options) -> HostLoop:
+    lanes = [config.Lane(seed=s, t0=50, b_min=100) for s in range(count)]
+    return host_loop("InvertedPendulum-v5", lanes, setting(4, 1, steps=200), **options)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The states after 150 steps without a stop."""
+    if not bridge.available():
+        pytest.skip("no kernel library: no program asks the host")
+    loop = pendulums()
+    loop.advance(150, never)
+    yield loop.states()
+    loop.close()
+
+
+def test_asking_the_host_equals_a_call_for_each_step(whole):
+    loop = pendulums(asks=False)
+    loop.advance(150, never)
+    leaves_equal(loop.states(), whole)
+    loop.close()
+
+
+def test_a_stop_leaves_all_groups_at_one_time_and_changes_nothing(whole):
+    loop = pendulums()
+    calls = iter(range(10**6))
+    loop.advance(150, lambda: next(calls) >= 150)  # two groups ask, each after every step
+    at = loop.time
+    assert 60 < at < 150 and [group.time for group in loop._groups] == [at, at]
+    loop.advance(150, lambda: True)
+    assert loop.time == at + 1
+    loop.advance(150, never)
+    leaves_equal(loop.states(), whole)
+    loop.close()
+
+
+def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
+    loop = pendulums()
+    first, take = loop._envs[0], loop._envs[0].step
+
+    def step(actions, active=None):
+        if loop._bridges[0].time == 80:
+            raise ZeroDivisionError
+        return take(actions, active)
+
+    first.step = step
+    with pytest.raises(ZeroDivisionError):
+        loop.advance(150, never)
+    times = [group.time for group in loop._groups]
+    assert times[0] == loop.time == 80 and 80 <= times[1] <= 150
+    first.step = take
+    loop.advance(150, never)
+    leaves_equal(loop.states(), whole)
+    loop.close()
+
+
+def test_slots_are_given_back_and_an_empty_one_is_refused(whole):
+    free = len(bridge._free_slots())
+    loop = pendulums()
+    assert len(bridge._free_slots()) == free - 2
+    slot = loop._bridges[0].slot
+    loop.close()
+    loop.close()
+    assert len(bridge._free_slots()) == free
+    ask = jax.jit(lambda slot: bridge._ask(slot, jnp.zeros((2, 1, 1)), 4)[1])
+    for nobody in (slot, -1, 10**6):
+        with pytest.raises(Exception, match="nobody answers"):
+            jax.block_until_ready(ask(jnp.int32(nobody)))

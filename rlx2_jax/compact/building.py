@@ -20,6 +20,7 @@ SOURCES = (
     "adam_ffi.h",
     "dense_ffi.h",
     "dense_simd.h",
+    "host_ffi.h",
     "peak.h",
 )
 # No -march: the instruction set is chosen at run time, so one build runs on any CPU.

@@ -13,6 +13,7 @@
 
 #include "adam_ffi.h"
 #include "dense_ffi.h"
+#include "host_ffi.h"
 #include "lanes.h"
 #include "mlp.h"
 

@@ -166,7 +166,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _register(library: ctypes.CDLL) -> None:
-    for name in ("MlpForward", "MlpBackward", "DenseForward", "DenseBackward", "Adam"):
+    for name in ("MlpForward", "MlpBackward", "DenseForward", "DenseBackward", "Adam", "Host"):
         capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{name}"))
         target = "rlx2" + re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")

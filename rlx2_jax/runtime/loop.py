@@ -6,6 +6,7 @@ restored in between; what a lane computes does not depend on which others run be
 
 import time as clock
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,7 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure, EnvSpec, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
-from rlx2_jax.runtime import plan
+from rlx2_jax.runtime import bridge, plan
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
 from rlx2_jax.runtime.program import Program, host, masks_of, step_lanes
@@ -93,12 +94,15 @@ class _Group:
 
 
 class HostLoop:
-    """Environments on the host, groups of lanes in turn: while the device updates one group, the
-    host steps the environments of another. Lanes of one program are two halves, if even in number;
-    otherwise each program (see `plan.parts`) is a group.
+    """Environments on the host, groups of lanes beside each other: while the device updates one
+    group, the host steps the environments of another. Lanes of one program are two halves, if even
+    in number; otherwise each program (see `plan.parts`) is a group.
+
+    Where programs can ask the host (`bridge`), each group runs in a loop on the device; elsewhere
+    every step is a call of its own, groups in turn.
 
     Attributes:
-      seconds: time spent in environments and waiting for the device, for benchmarks.
+      seconds: time spent in environments, for benchmarks.
     """
 
     def __init__(
@@ -109,7 +113,9 @@ class HostLoop:
         *,
         episodes: int = 10,
         pipeline: bool = True,
+        asks: bool | None = None,
     ):
+        """`asks`: whether programs ask the host; None: if they can."""
         parts = plan.parts(config, lanes)
         if len(parts) == 1 and len(lanes) % 2 == 0:
             (whole,), half = parts, len(lanes) // 2
@@ -118,7 +124,7 @@ class HostLoop:
         self._pipeline = pipeline
         self._envs_per_lane = config.num_envs
         self.time = 0
-        self.seconds = {"environment": 0.0, "device": 0.0}
+        self.seconds = 0.0
         self._groups = [_Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
         self._envs = [make_envs(len(part.lanes) * config.num_envs) for part in parts]
         self._evaluators: list[HostEvaluator] | None = None
@@ -133,8 +139,73 @@ class HostLoop:
                 for s in seeds(lane.seed, Stream.ENVIRONMENT, config.num_envs)
             ]
             group.start(self._by_lane(envs.reset(first)), envs.spec)
+        self._bridges: list[bridge.Bridge] = []
+        self._ends: Callable[[int], bool] = lambda t: False
+        if bridge.available() if asks is None else asks:
+            self._bridges = [
+                bridge.Bridge(envs, group.state.acting.action, lambda t: self._ends(t))
+                for group, envs in zip(self._groups, self._envs)
+            ]
+            self._threads = ThreadPoolExecutor(len(parts) if pipeline else 1)
 
     def advance(self, until: int, stop: Stop) -> None:
+        if self._bridges:
+            self._advance_asking(until, stop)
+        else:
+            self._advance_in_turn(until, stop)
+
+    def _advance_asking(self, until: int, stop: Stop) -> None:
+        """All groups beside each other, each in a loop of its own."""
+        end: list[int] = []  # where to stop before `until`, once that is known
+        for group, own in zip(self._groups, self._bridges):
+            own.begin(group.time)
+
+        def ends(t: int) -> bool:
+            # A group may already be in the step after its last one: stop where all can meet.
+            if not end and (stop() or any(b.failure for b in self._bridges)):
+                end.append(1 + max(b.time for b in self._bridges))
+            return bool(end) and t >= end[0]
+
+        self._ends = ends
+        running = [
+            self._threads.submit(self._run, group, own, until)
+            for group, own in zip(self._groups, self._bridges)
+        ]
+        try:
+            wait(running)
+        except BaseException:  # an interruption: no thread may go on with the states
+            end.append(0)
+            wait(running)
+            raise
+        self.time = min(group.time for group in self._groups)
+        self.seconds += sum(b.seconds for b in self._bridges)
+        for future in running:
+            future.result()
+
+    def _run(self, group: _Group, own: bridge.Bridge, until: int) -> None:
+        """Advances a group to `until`, or to where its bridge says."""
+        program, warm = group.program, lanes_.warmup_time(group.program.config)
+        while group.time < until and not self._ends(group.time):
+            learn = group.time >= warm
+            last = until if learn else min(until, warm)
+            group.state, time, metrics = bridge.run(
+                group.state,
+                np.int32(group.time),
+                np.int32(last),
+                np.int32(own.slot),
+                program.hyper,
+                program.config,
+                learn,
+            )
+            group.metrics = metrics or group.metrics
+            group.time = int(time)  # waits for the device
+            if isinstance(own.failure, EnvironmentFailure):
+                raise self._explain(group, own.failure, group.time + 1) from own.failure
+            if own.failure:
+                raise own.failure
+
+    def _advance_in_turn(self, until: int, stop: Stop) -> None:
+        """A call for each step of each group."""
         for t in range(self.time + 1, until + 1):
             for group, envs in zip(self._groups, self._envs):
                 if group.time < t:  # one half may be ahead where the other's environment failed
@@ -144,15 +215,13 @@ class HostLoop:
                 return
 
     def _step(self, group: _Group, envs: HostEnvs, t: int) -> None:
-        start = clock.perf_counter()
         action = np.array(group.state.acting.action)  # waits for the device
-        acted = clock.perf_counter()
+        start = clock.perf_counter()
         try:
             step = envs.step(action.reshape(envs.num_envs, -1))
         except EnvironmentFailure as failure:
             raise self._explain(group, failure, t) from failure
-        self.seconds["device"] += acted - start
-        self.seconds["environment"] += clock.perf_counter() - acted
+        self.seconds += clock.perf_counter() - start
         fields: list[Any] = [
             self._by_lane(x)
             for x in (step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
@@ -203,6 +272,10 @@ class HostLoop:
         return all(envs.exact_restore for envs in self._envs)
 
     def close(self) -> None:
+        if self._bridges:
+            self._threads.shutdown()
+        for own in self._bridges:
+            own.close()
         for envs in self._envs:
             envs.close()
 
@@ -293,17 +366,14 @@ class DeviceLoop:
         ]
         self._warm = lanes_.warmup_time(config)
         self.time = 0
-        self.seconds = {"environment": 0.0, "device": 0.0}
 
     def advance(self, until: int, stop: Stop) -> None:
         while self.time < until and not stop():
             learn = self.time >= self._warm
             last = min(until if learn else min(until, self._warm), self.time + 1000)
-            start = clock.perf_counter()
             for group in self._groups:
                 group.advance(last, learn)
             jax.block_until_ready([group.state.acting for group in self._groups])
-            self.seconds["device"] += clock.perf_counter() - start
             self.time = last
 
     def evaluate(self) -> Evaluation:
