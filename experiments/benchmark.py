@@ -5,7 +5,8 @@
     python -m experiments.benchmark steps    [--sbx=PYTHON]   environment steps per second
     python -m experiments.benchmark pipeline                  what stepping in halves gains
     python -m experiments.benchmark growth                    time and memory over a long run
-    python -m experiments.benchmark compact  [--sweep]        live links only, against masks
+    python -m experiments.benchmark compact  [--sbx=PYTHON]   live links only, against masks
+    python -m experiments.benchmark sweep                     the same over sparsities and widths
     python -m experiments.benchmark kernels                   kernels against the CPU's limit
 
 `--sbx` names a Python that has SBX (see experiments/peers/README.md).
@@ -31,7 +32,6 @@ flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipel
 flags.DEFINE_integer("repeats", 5, "Measurements of each kind; the median counts.", lower_bound=1)
 flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
 flags.DEFINE_integer("growth_steps", 200_000, "Time steps of `growth`.", lower_bound=10)
-flags.DEFINE_bool("sweep", False, "`compact`: also over sparsities and widths.")
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
 
 
@@ -70,51 +70,73 @@ def capacity() -> dict[str, Any]:
 
 
 def side_by_side(
-    algo: str, lanes: int, hidden: tuple[int, ...], sparsity: tuple[float, float], length: int
+    algo: str,
+    lanes: int,
+    hidden: tuple[int, ...],
+    sparsity: tuple[float, float],
+    length: int,
+    *,
+    n: int | None = None,
+    sbx: bool = False,
 ) -> dict[str, Any]:
     """Microseconds per update of one lane in both forms, by the clock and by processor time: on a
-    busy machine the second is what the work costs."""
-    subjects = {
+    busy machine the second is what the work costs. `sbx`: also of SBX, if there is one."""
+    forms = {
         form: Scanned(
-            program(algo, lanes, form=form, hidden=hidden, sparsity=sparsity), length * factor
+            program(algo, lanes, form=form, hidden=hidden, sparsity=sparsity, n=n), length * factor
         )
         for form, factor in (("masked", 1), ("compact", 4))
     }
-    found: dict[str, list[tuple[float, float]]] = {form: [] for form in subjects}
-    for _ in range(FLAGS.repeats):
-        for form, measure in subjects.items():
-            cpu = time.process_time()
-            wall = measure()
-            cpu = (time.process_time() - cpu) / measure.length
-            found[form].append((1e6 * wall / lanes, 1e6 * cpu / lanes))
-    wall, cpu = (
-        Turns({form: [row[i] for row in rows] for form, rows in found.items()}) for i in (0, 1)
-    )
-    out: dict[str, Any] = {f"{form}_us": value for form, value in wall.medians().items()}
+    cpu = Turns({form: [] for form in forms})
+
+    def measured(form: str) -> float:
+        start = time.process_time()
+        wall = forms[form]()
+        spent = (time.process_time() - start) / forms[form].length
+        cpu.values[form].append(1e6 * spent / lanes)
+        return 1e6 * wall / lanes
+
+    subjects: dict[str, Callable[[], float]] = {
+        form: lambda form=form: measured(form) for form in forms
+    }
+    with Peers() as peers:
+        if sbx and FLAGS.sbx:
+            peer = peers.add(Peer("updates", algo))
+            subjects["sbx"] = lambda: 1e6 / peer()
+        wall = interleaved(subjects)
+    out: dict[str, Any] = {f"{name}_us": value for name, value in wall.medians().items()}
     out |= {f"{form}_cpu_us": value for form, value in cpu.medians().items()}
     out["ratio"] = wall.ratio("masked", "compact")
     out["cpu_ratio"] = cpu.ratio("masked", "compact")
-    made = subjects["compact"].program
+    if "sbx" in subjects:
+        out["masked_over_sbx"] = wall.ratio("sbx", "masked")
+    made = forms["compact"].program
     out["links"] = sum(map(sum, configs.own_links(made.config, made.lanes[0])))
     return out
 
 
 def compact() -> dict[str, Any]:
-    """Whole updates (sampling, targets, gradients, Adam, Polyak) on live links, against masks."""
+    """Whole updates (sampling, targets, gradients, Adam, Polyak) on live links, against masks, with
+    1-step targets as SBX has."""
     hopper = (0.98, 0.95)  # the same for TD3 and SAC
-    out = {
-        "td3_1_lane": side_by_side("td3", 1, (256, 256), hopper, 50),
-        "td3_8_lanes": side_by_side("td3", 8, (256, 256), hopper, 10),
-        "td3_1024_wide": side_by_side("td3", 1, (1024, 1024), (0.99, 0.98), 10),
-        "sac_1_lane": side_by_side("sac", 1, (256, 256), hopper, 50),
+    return {
+        "td3_1_lane": side_by_side("td3", 1, (256, 256), hopper, 200, n=1, sbx=True),
+        "td3_8_lanes": side_by_side("td3", 8, (256, 256), hopper, 25, n=1),
+        "td3_1024_wide": side_by_side("td3", 1, (1024, 1024), (0.99, 0.98), 10, n=1),
+        "sac_1_lane": side_by_side("sac", 1, (256, 256), hopper, 100, n=1, sbx=True),
+        "sac_8_lanes": side_by_side("sac", 8, (256, 256), hopper, 25, n=1),
     }
-    if FLAGS.sweep:
-        for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99):
-            name = f"sparsity_{sparsity}"
-            out[name] = side_by_side("td3", 1, (256, 256), (sparsity, sparsity), 30)
-        for width in (128, 256, 512, 1024, 2048, 4096):
-            length = max(1, 10 * 256 // width)
-            out[f"width_{width}"] = side_by_side("td3", 1, (width, width), (0.98, 0.98), length)
+
+
+def sweep() -> dict[str, Any]:
+    """The same over sparsities and widths, with RLx2's targets: cost against live links."""
+    out: dict[str, Any] = {}
+    for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99):
+        name = f"sparsity_{sparsity}"
+        out[name] = side_by_side("td3", 1, (256, 256), (sparsity, sparsity), 30)
+    for width in (128, 256, 512, 1024, 2048, 4096):
+        length = max(1, 10 * 256 // width)
+        out[f"width_{width}"] = side_by_side("td3", 1, (width, width), (0.98, 0.98), length)
     return out
 
 
@@ -125,6 +147,7 @@ BENCHMARKS = {
     "pipeline": endtoend.pipeline,
     "growth": endtoend.growth,
     "compact": compact,
+    "sweep": sweep,
     "kernels": kernels.kernels,
 }
 

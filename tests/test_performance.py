@@ -25,10 +25,8 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
             "measured": "x", "td3_1_lanes": 300.0, "td3_1_lanes_over_sbx": 1.5, "sbx_td3": 200.0,
             "machine": MACHINE,
         },
-        "compact": {
-            **dict.fromkeys(("td3_1_lane", "sparsity_0.5", "sparsity_0.9"), ROW),
-            "machine": MACHINE,
-        },
+        "compact": {"td3_1_lane": ROW | {"masked_over_sbx": 1.55}, "machine": MACHINE},
+        "sweep": {**dict.fromkeys(("sparsity_0.5", "width_128"), ROW), "machine": MACHINE},
         "kernels": {
             "gmac_per_cpu_second": {"limit": 40.0, "limit with loads": 20.0, "critic": 10.0},
             "machine": MACHINE,
@@ -39,11 +37,12 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     missing = performance.write(tmp_path, tmp_path / "docs")
     assert missing == ["steps", "pipeline", "growth", "inference"]
     text = (tmp_path / "docs" / "performance.md").read_text()
-    assert "| td3 1 lanes | 300 | 1.50x |" in text and "ratio 1.05" in text
+    assert "| td3 1 lane | 300 | 1.50x |" in text and "ratio 1.05" in text
+    assert "in the same turns: td3 1 lane 1.55x." in text and "| width 128 | 5,000 |" in text
     assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
     assert "| critic | 10.0 | 25 % | 50 % |" in text
     assert "Not measured: steps, pipeline, growth, inference." in text
-    assert (tmp_path / "docs" / "performance-compact.png").stat().st_size > 5000
+    assert (tmp_path / "docs" / "performance-sweep.png").stat().st_size > 5000
 
 
 def test_no_measurements(tmp_path):

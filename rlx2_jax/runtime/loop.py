@@ -95,8 +95,8 @@ class _Group:
 
 class HostLoop:
     """Environments on the host, groups of lanes beside each other: while the device updates one
-    group, the host steps the environments of another. Lanes of one program are two halves, if even
-    in number; otherwise each program (see `plan.parts`) is a group.
+    group, the host steps the environments of another. If all lanes share one program they are cut
+    into groups (`plan.groups`); otherwise each program (`plan.parts`) is a group.
 
     Where programs can ask the host (`bridge`), each group runs in a loop on the device; elsewhere
     every step is a call of its own, groups in turn.
@@ -117,9 +117,8 @@ class HostLoop:
     ):
         """`asks`: whether programs ask the host; None: if they can."""
         parts = plan.parts(config, lanes)
-        if len(parts) == 1 and len(lanes) % 2 == 0:
-            (whole,), half = parts, len(lanes) // 2
-            parts = [plan.Part(whole.config, whole.lanes[i : i + half]) for i in (0, half)]
+        if len(parts) == 1:
+            parts = plan.groups(parts[0])
         self.lanes = [list(part.lanes) for part in parts]
         self._pipeline = pipeline
         self._envs_per_lane = config.num_envs

@@ -16,7 +16,7 @@ from rlx2_jax.config import Config, Lane, Links
 
 EXECUTIONS = ("auto", "masked", "compact")
 # Live links above this share of all, and networks below this size, are faster dense.
-_DENSEST = 0.25
+_DENSEST = 0.4
 _SMALLEST = 10_000
 
 
@@ -92,6 +92,18 @@ def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]
             text += f"{room / least - 1:.0%} padding"
         lines.append(text)
     return lines
+
+
+def groups(part: Part) -> list[Part]:
+    """The lanes of one program cut into equal groups that take turns with the host: halves if even
+    in number. Groups of live links are small, in time and memory: quarters of eight or more."""
+    count = len(part.lanes)
+    if part.config.execution == "compact" and count % 4 == 0 and count >= 8:
+        pieces = 4
+    else:
+        pieces = 2 if count % 2 == 0 else 1
+    size = count // pieces
+    return [Part(part.config, part.lanes[i * size : (i + 1) * size]) for i in range(pieces)]
 
 
 def _is_faster_here(config: Config) -> bool:
