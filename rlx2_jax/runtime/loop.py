@@ -4,6 +4,7 @@ Both advance all lanes of a chunk to a given time and let it be evaluated, inspe
 restored in between; what a lane computes does not depend on which others run beside it.
 """
 
+import threading
 import time as clock
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -146,6 +147,7 @@ class HostLoop:
                 for group, envs in zip(self._groups, self._envs)
             ]
             self._threads = ThreadPoolExecutor(len(parts) if pipeline else 1)
+            self._compiling, self._compiled = threading.Lock(), set()
 
     def advance(self, until: int, stop: Stop) -> None:
         if self._bridges:
@@ -183,25 +185,34 @@ class HostLoop:
 
     def _run(self, group: _Group, own: bridge.Bridge, until: int) -> None:
         """Advances a group to `until`, or to where its bridge says."""
-        program, warm = group.program, lanes_.warmup_time(group.program.config)
+        config = group.program.config
+        warm = lanes_.warmup_time(config)
         while group.time < until and not self._ends(group.time):
             learn = group.time >= warm
-            last = until if learn else min(until, warm)
-            group.state, time, metrics = bridge.run(
-                group.state,
-                np.int32(group.time),
-                np.int32(last),
-                np.int32(own.slot),
-                program.hyper,
-                program.config,
-                learn,
-            )
-            group.metrics = metrics or group.metrics
-            group.time = int(time)  # waits for the device
+            with self._compiling:  # no step at all: compiles, once for all groups
+                if (config, learn) not in self._compiled:
+                    self._take(group, own, group.time, learn)
+                    self._compiled.add((config, learn))
+            self._take(group, own, until if learn else min(until, warm), learn)
             if isinstance(own.failure, EnvironmentFailure):
                 raise self._explain(group, own.failure, group.time + 1) from own.failure
             if own.failure:
                 raise own.failure
+
+    def _take(self, group: _Group, own: bridge.Bridge, last: int, learn: bool) -> None:
+        """A group's steps up to `last`, in one call."""
+        group.state, time, metrics = bridge.run(
+            group.state,
+            np.int32(group.time),
+            np.int32(last),
+            np.int32(own.slot),
+            group.program.hyper,
+            group.program.config,
+            learn,
+        )
+        if last > group.time:
+            group.metrics = metrics or group.metrics
+        group.time = int(time)  # waits for the device
 
     def _advance_in_turn(self, until: int, stop: Stop) -> None:
         """A call for each step of each group."""
