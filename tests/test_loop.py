@@ -138,9 +138,11 @@ def whole():
 
 
 def test_asking_the_host_equals_a_call_for_each_step(whole):
+    """Another program, so the last bits may differ; over so few updates no more."""
     loop = pendulums(asks=False)
     loop.advance(150, never)
-    leaves_equal(loop.states(), whole)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # noqa: E731
+    jax.tree.map(close, loop.states(), whole)
     loop.close()
 
 
