@@ -24,9 +24,9 @@ from experiments.reporting import ledgers, tables
 from experiments.suites import base
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
+from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.logging import write_json
-from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import FORMAT, RunError, available_memory, chunk_size, lane_bytes
 
 QUICK = (

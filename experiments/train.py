@@ -23,8 +23,8 @@ from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan, summary
+from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
-from rlx2_jax.runtime.loop import LaneFailure
 from rlx2_jax.runtime.run import Run, RunError
 
 FLAGS = flags.FLAGS

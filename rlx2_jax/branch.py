@@ -32,5 +32,9 @@ def apart(make: Callable[[], T], always: Array | bool) -> T:
 
     `always` is true, and XLA does not know it: what lies in a branch stays there.
     """
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
-    return when(always, lambda _: make(), zeros)
+    return when(always, lambda _: make(), zeros(make))
+
+
+def zeros(make: Callable[[], T]) -> T:
+    """Zeros of the shapes and dtypes that `make()` would have."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))

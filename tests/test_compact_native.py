@@ -159,9 +159,9 @@ def fuzz(tmp_path, kernels, seed, count, optimise):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kernels", ["compact", "dense"])
-def test_sanitizers_short(tmp_path, kernels):
-    fuzz(tmp_path, kernels, 1, 300, "-O0")
+@pytest.mark.parametrize(("kernels", "count"), [("compact", 300), ("dense", 100)])
+def test_sanitizers_short(tmp_path, kernels, count):
+    fuzz(tmp_path, kernels, 1, count, "-O0")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from saved_runs import snapshots
 from rlx2_jax import config
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import guards, weights
-from rlx2_jax.runtime.loop import LaneFailure
+from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.run import Run, RunError, chunk_size
 
 STEPS = 240

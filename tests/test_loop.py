@@ -162,9 +162,11 @@ def test_a_stop_leaves_all_groups_at_one_time_and_changes_nothing(whole):
 def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
     loop = pendulums()
     first, take = loop._envs[0], loop._envs[0].step
+    assert loop._asking
+    asked = loop._asking.bridges[0]
 
     def step(actions, active=None):
-        if loop._bridges[0].time == 80:
+        if asked.time == 80:
             raise ZeroDivisionError
         return take(actions, active)
 
@@ -183,7 +185,8 @@ def test_slots_are_given_back_and_an_empty_one_is_refused(whole):
     free = len(bridge._free_slots())
     loop = pendulums()
     assert len(bridge._free_slots()) == free - 2
-    slot = loop._bridges[0].slot
+    assert loop._asking
+    slot = loop._asking.bridges[0].slot
     loop.close()
     loop.close()
     assert len(bridge._free_slots()) == free

@@ -8,19 +8,23 @@ steps. Needs the kernel library, and a CPU as device.
 import ctypes
 import functools
 import itertools
+import threading
 import time as clock
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.branch import when
+from rlx2_jax import lane as lanes_
+from rlx2_jax.branch import when, zeros
 from rlx2_jax.compact import native
 from rlx2_jax.config import Config, Hyper
-from rlx2_jax.envs import HostEnvs
+from rlx2_jax.envs import EnvironmentFailure, HostEnvs
 from rlx2_jax.lane import LaneState, Outcome
+from rlx2_jax.runtime.group import Group
 from rlx2_jax.runtime.program import step_lanes
 from rlx2_jax.types import Array
 
@@ -59,6 +63,8 @@ class Bridge:
         self.failure: BaseException | None
         self.begin(0)
         self._ask = _Ask(self._step)
+        if not _free_slots():
+            raise RuntimeError("all slots for environments are taken: close loops that have ended")
         self.slot = _free_slots().pop()
         question, answer = (
             (ctypes.c_void_p(x.ctypes.data), ctypes.c_int64(x.nbytes))
@@ -132,9 +138,9 @@ def _run(
     def change(state: LaneState, outcome: Outcome, t: Array) -> tuple[LaneState, Any]:
         return step_lanes(state, outcome, t, hyper, config, learn)
 
-    outcome, _ = jax.eval_shape(lambda: _ask(slot, state.acting.action, config.obs_dim))
-    shapes = jax.eval_shape(change, state, outcome, time)[1]
-    metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    metrics = zeros(
+        lambda: change(state, _ask(slot, state.acting.action, config.obs_dim)[0], time)[1]
+    )
     begin = (state, time, jnp.int32(GO_ON), metrics)
     state, time, _, metrics = jax.lax.while_loop(going, turn, begin)
     return state, time, metrics
@@ -142,3 +148,89 @@ def _run(
 
 # Compiled once per Config, as in `program`.
 run = jax.jit(_run, static_argnums=(5, 6), donate_argnums=0)
+
+
+class Asking:
+    """Groups of lanes beside each other, each in a loop of its own that asks its environments.
+
+    Attributes:
+      seconds: that `advance` spent in environments.
+    """
+
+    def __init__(self, groups: list[Group], envs: list[HostEnvs], beside: bool):
+        """`beside`: groups run beside each other; else one after the other."""
+        self._groups = groups
+        self._ends: Callable[[int], bool] = lambda t: False
+        self.bridges = [
+            Bridge(own, group.state.acting.action, lambda t: self._ends(t))
+            for group, own in zip(groups, envs)
+        ]
+        self._threads = ThreadPoolExecutor(len(groups) if beside else 1)
+        self._compiling, self._compiled = threading.Lock(), set()
+
+    @property
+    def seconds(self) -> float:
+        return sum(bridge.seconds for bridge in self.bridges)
+
+    def advance(self, until: int, stop: Callable[[], bool]) -> None:
+        """Takes all groups to `until`, or to one time before it where `stop()` was true."""
+        end: list[int] = []  # where to stop, once that is known
+        for group, bridge in zip(self._groups, self.bridges):
+            bridge.begin(group.time)
+
+        def ends(t: int) -> bool:
+            # A group may already be in the step after its last one: stop where all can meet.
+            if not end and (stop() or any(bridge.failure for bridge in self.bridges)):
+                end.append(1 + max(bridge.time for bridge in self.bridges))
+            return bool(end) and t >= end[0]
+
+        self._ends = ends
+        running = [
+            self._threads.submit(self._run, group, bridge, until)
+            for group, bridge in zip(self._groups, self.bridges)
+        ]
+        try:
+            wait(running)
+        except BaseException:  # an interruption: no thread may go on with the states
+            end.append(0)
+            wait(running)
+            raise
+        for future in running:
+            future.result()
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for bridge in self.bridges:
+            bridge.close()
+
+    def _run(self, group: Group, bridge: Bridge, until: int) -> None:
+        """Takes a group to `until`, or to where its bridge says."""
+        config = group.program.config
+        warm = lanes_.warmup_time(config)
+        while group.time < until and not self._ends(group.time):
+            learn = group.time >= warm
+            with self._compiling:  # no step at all: compiles, once for all groups
+                if (config, learn) not in self._compiled:
+                    _take(group, bridge, group.time, learn)
+                    self._compiled.add((config, learn))
+            _take(group, bridge, until if learn else min(until, warm), learn)
+            if isinstance(bridge.failure, EnvironmentFailure):
+                raise group.explain(bridge.failure) from bridge.failure
+            if bridge.failure:
+                raise bridge.failure
+
+
+def _take(group: Group, bridge: Bridge, last: int, learn: bool) -> None:
+    """A group's steps up to `last`, in one call."""
+    group.state, time, metrics = run(
+        group.state,
+        np.int32(group.time),
+        np.int32(last),
+        np.int32(bridge.slot),
+        group.program.hyper,
+        group.program.config,
+        learn,
+    )
+    if last > group.time:
+        group.metrics = metrics or group.metrics
+    group.time = int(time)  # waits for the device

@@ -15,8 +15,9 @@ from rlx2_jax.config import Lane
 from rlx2_jax.runtime import checkpoint, logging, summary, weights
 from rlx2_jax.runtime.evaluate import Evaluation
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
+from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
-from rlx2_jax.runtime.loop import DeviceLoop, HostLoop, LaneFailure
+from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 from rlx2_jax.runtime.program import initial_agent, unstack
 from rlx2_jax.runtime.run import (
     Run,

@@ -4,10 +4,8 @@ Both advance all lanes of a chunk to a given time and let it be evaluated, inspe
 restored in between; what a lane computes does not depend on which others run beside it.
 """
 
-import threading
 import time as clock
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import jax
@@ -16,20 +14,18 @@ import numpy as np
 
 from rlx2_jax import buffer
 from rlx2_jax import lane as lanes_
+from rlx2_jax.branch import zeros
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.envs import EnvironmentFailure, EnvSpec, HostEnvs
+from rlx2_jax.envs import EnvironmentFailure, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
 from rlx2_jax.runtime import bridge, plan
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
-from rlx2_jax.runtime.program import Program, host, masks_of, step_lanes
+from rlx2_jax.runtime.group import Group
+from rlx2_jax.runtime.program import step_lanes
 
 Stop = Callable[[], bool]
-
-
-class LaneFailure(Exception):
-    """An environment of a lane raised; the message says which, when and what."""
 
 
 class Loop(Protocol):
@@ -45,53 +41,6 @@ class Loop(Protocol):
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None: ...
     def states(self) -> list[LaneState]: ...
     def close(self) -> None: ...
-
-
-class _Group:
-    """Lanes that one device call updates, with their program and what is reported of them."""
-
-    def __init__(self, config: Config, lanes: list[Lane]):
-        self.program = Program(config, lanes)
-        self.state: LaneState
-        self.metrics: dict[str, Any] = {}
-        self.time = 0
-
-    def start(self, obs: np.ndarray, spec: EnvSpec) -> None:
-        self.state = self.program.init(obs, spec.max_episode_steps)
-        self.initial = jax.tree.map(jnp.copy, masks_of(self.state))
-        self.metrics = self.program.no_metrics(self.state)
-
-    def report(self) -> list[dict[str, Any]]:
-        """One flat dict of numbers per lane."""
-        config, stats = self.program.config, host(self.state.stats)
-        found = host(self.program.inspect(self.state, self.initial))
-        metrics = host(self.metrics)
-        agent = self.state.agent
-        moved = {net: host(getattr(agent, net).moved) for net in ("actor", "critic")}
-        count = max(0, self.time - lanes_.warmup_time(config)) * config.updates_per_step
-        rows = []
-        for i, lane in enumerate(self.program.lanes):
-            row: dict[str, Any] = {"updates": count, "alive": int(stats.alive[i])}
-            row |= {name: float(value[i]) for name, value in metrics.items() if name != "finite"}
-            t = count if config.switch == "updates" else self.time * config.num_envs
-            row |= {
-                "n": int(lane.n or 1) if t >= lane.t0 else 1,
-                "buffer_length": int(found.length[i]),
-                "policy_distance": float(stats.distance[i]),
-                "trims": int(stats.trims[i]),
-            }
-            for net in ("actor", "critic"):
-                row |= {
-                    f"{net}_evolutions": int(stats.evolutions[net][i]),
-                    f"{net}_links_changed": int(moved[net][i]),
-                    f"{net}_links_ever_live": int(found.ever[net][i]),
-                    f"{net}_overlap_with_initial": float(found.overlap[net][i]),
-                    f"{net}_dead_units": int(found.dead[net][i]),
-                }
-                layers = found.sparsity[net]
-                row |= {f"{net}_sparsity/{key}": float(v[i]) for key, v in layers.items()}
-            rows.append(row)
-        return rows
 
 
 class HostLoop:
@@ -125,7 +74,7 @@ class HostLoop:
         self._envs_per_lane = config.num_envs
         self.time = 0
         self.seconds = 0.0
-        self._groups = [_Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
+        self._groups = [Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
         self._envs = [make_envs(len(part.lanes) * config.num_envs) for part in parts]
         self._evaluators: list[HostEvaluator] | None = None
         self._make_evaluators = lambda: [
@@ -139,80 +88,18 @@ class HostLoop:
                 for s in seeds(lane.seed, Stream.ENVIRONMENT, config.num_envs)
             ]
             group.start(self._by_lane(envs.reset(first)), envs.spec)
-        self._bridges: list[bridge.Bridge] = []
-        self._ends: Callable[[int], bool] = lambda t: False
-        if bridge.available() if asks is None else asks:
-            self._bridges = [
-                bridge.Bridge(envs, group.state.acting.action, lambda t: self._ends(t))
-                for group, envs in zip(self._groups, self._envs)
-            ]
-            self._threads = ThreadPoolExecutor(len(parts) if pipeline else 1)
-            self._compiling, self._compiled = threading.Lock(), set()
+        asks = bridge.available() if asks is None else asks
+        self._asking = bridge.Asking(self._groups, self._envs, pipeline) if asks else None
 
     def advance(self, until: int, stop: Stop) -> None:
-        if self._bridges:
-            self._advance_asking(until, stop)
-        else:
+        if self._asking is None:
             self._advance_in_turn(until, stop)
-
-    def _advance_asking(self, until: int, stop: Stop) -> None:
-        """All groups beside each other, each in a loop of its own."""
-        end: list[int] = []  # where to stop before `until`, once that is known
-        for group, own in zip(self._groups, self._bridges):
-            own.begin(group.time)
-
-        def ends(t: int) -> bool:
-            # A group may already be in the step after its last one: stop where all can meet.
-            if not end and (stop() or any(b.failure for b in self._bridges)):
-                end.append(1 + max(b.time for b in self._bridges))
-            return bool(end) and t >= end[0]
-
-        self._ends = ends
-        running = [
-            self._threads.submit(self._run, group, own, until)
-            for group, own in zip(self._groups, self._bridges)
-        ]
+            return
         try:
-            wait(running)
-        except BaseException:  # an interruption: no thread may go on with the states
-            end.append(0)
-            wait(running)
-            raise
-        self.time = min(group.time for group in self._groups)
-        self.seconds += sum(b.seconds for b in self._bridges)
-        for future in running:
-            future.result()
-
-    def _run(self, group: _Group, own: bridge.Bridge, until: int) -> None:
-        """Advances a group to `until`, or to where its bridge says."""
-        config = group.program.config
-        warm = lanes_.warmup_time(config)
-        while group.time < until and not self._ends(group.time):
-            learn = group.time >= warm
-            with self._compiling:  # no step at all: compiles, once for all groups
-                if (config, learn) not in self._compiled:
-                    self._take(group, own, group.time, learn)
-                    self._compiled.add((config, learn))
-            self._take(group, own, until if learn else min(until, warm), learn)
-            if isinstance(own.failure, EnvironmentFailure):
-                raise self._explain(group, own.failure, group.time + 1) from own.failure
-            if own.failure:
-                raise own.failure
-
-    def _take(self, group: _Group, own: bridge.Bridge, last: int, learn: bool) -> None:
-        """A group's steps up to `last`, in one call."""
-        group.state, time, metrics = bridge.run(
-            group.state,
-            np.int32(group.time),
-            np.int32(last),
-            np.int32(own.slot),
-            group.program.hyper,
-            group.program.config,
-            learn,
-        )
-        if last > group.time:
-            group.metrics = metrics or group.metrics
-        group.time = int(time)  # waits for the device
+            self._asking.advance(until, stop)
+        finally:
+            self.time = min(group.time for group in self._groups)
+            self.seconds += self._asking.seconds
 
     def _advance_in_turn(self, until: int, stop: Stop) -> None:
         """A call for each step of each group."""
@@ -224,13 +111,13 @@ class HostLoop:
             if stop():
                 return
 
-    def _step(self, group: _Group, envs: HostEnvs, t: int) -> None:
+    def _step(self, group: Group, envs: HostEnvs, t: int) -> None:
         action = np.array(group.state.acting.action)  # waits for the device
         start = clock.perf_counter()
         try:
             step = envs.step(action.reshape(envs.num_envs, -1))
         except EnvironmentFailure as failure:
-            raise self._explain(group, failure, t) from failure
+            raise group.explain(failure) from failure
         self.seconds += clock.perf_counter() - start
         fields: list[Any] = [
             self._by_lane(x)
@@ -242,13 +129,6 @@ class HostLoop:
         group.time = t
         if not self._pipeline:
             jax.block_until_ready(group.state)
-
-    def _explain(self, group: _Group, failure: EnvironmentFailure, t: int) -> LaneFailure:
-        lane = ""
-        if failure.index is not None:
-            which = group.program.lanes[failure.index // self._envs_per_lane]
-            lane = f"lane {which.method}, seed {which.seed}, "
-        return LaneFailure(f"{lane}step {t * self._envs_per_lane}: {failure}")
 
     def _by_lane(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(-1, self._envs_per_lane, *x.shape[1:])
@@ -282,15 +162,13 @@ class HostLoop:
         return all(envs.exact_restore for envs in self._envs)
 
     def close(self) -> None:
-        if self._bridges:
-            self._threads.shutdown()
-        for own in self._bridges:
-            own.close()
+        if self._asking is not None:
+            self._asking.close()
         for envs in self._envs:
             envs.close()
 
 
-def _restart(group: _Group, obs: np.ndarray) -> LaneState:
+def _restart(group: Group, obs: np.ndarray) -> LaneState:
     """The lanes' states with new episodes begun at `obs`, the old ones cut off."""
     config, t = group.program.config, group.time + 1
 
@@ -312,7 +190,7 @@ def _in_order(found: list[Evaluation], lanes: list[list[int]]) -> Evaluation:
     return Evaluation(*(np.concatenate(field)[_back(lanes)] for field in zip(*found)))
 
 
-class _DeviceGroup(_Group):
+class _DeviceGroup(Group):
     """Lanes of one program with their environments, all on the device."""
 
     def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, episodes: int):
@@ -356,9 +234,7 @@ class _DeviceGroup(_Group):
         def body(t: jax.Array, carry: Any) -> Any:
             return one(t, carry[:2])
 
-        metrics = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, first, carry)[2]
-        )
+        metrics = zeros(lambda: one(first, carry)[2])
         return jax.lax.fori_loop(first, last + 1, body, (*carry, metrics))
 
 
