@@ -36,17 +36,17 @@ flags.DEFINE_string("out", None, "Also write the JSON to this file.")
 
 
 def updates() -> dict[str, Any]:
-    """Gradient updates per second in a scan, Hopper sizes, batch 256, with sampling and acting.
+    """Gradient updates per second in a scan, Hopper sizes, batch 256, sampling included.
 
     Masked lanes with 1-step targets, as SBX has; `own_n` is RLx2's own window (3, SAC 2, which
     costs SAC a second pass of the actor)."""
     out: dict[str, Any] = {"measured": "masked RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in configs.ALGORITHMS:
-        ours = {n: Scanned(program(algo, n, n=1), 400 // n) for n in (1, 8)}
+        ours = {n: Scanned(program(algo, n, n=1, updates=400 // n)) for n in (1, 8)}
         subjects: dict[str, Callable[[], float]] = {
             f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
         }
-        own_n = Scanned(program(algo, 1), 400)
+        own_n = Scanned(program(algo, 1, updates=400))
         subjects[f"{algo}_1_lane_own_n"] = lambda own_n=own_n: 1 / own_n()
         with Peers() as peers:
             if FLAGS.sbx:
@@ -74,7 +74,7 @@ def side_by_side(
     lanes: int,
     hidden: tuple[int, ...],
     sparsity: tuple[float, float],
-    length: int,
+    count: int,
     *,
     n: int | None = None,
     sbx: bool = False,
@@ -83,7 +83,15 @@ def side_by_side(
     busy machine the second is what the work costs. `sbx`: also of SBX, if there is one."""
     forms = {
         form: Scanned(
-            program(algo, lanes, form=form, hidden=hidden, sparsity=sparsity, n=n), length * factor
+            program(
+                algo,
+                lanes,
+                form=form,
+                hidden=hidden,
+                sparsity=sparsity,
+                n=n,
+                updates=count * factor,
+            )
         )
         for form, factor in (("masked", 1), ("compact", 4))
     }
@@ -92,7 +100,7 @@ def side_by_side(
     def measured(form: str) -> float:
         start = time.process_time()
         wall = forms[form]()
-        spent = (time.process_time() - start) / forms[form].length
+        spent = (time.process_time() - start) / forms[form].updates
         cpu.values[form].append(1e6 * spent / lanes)
         return 1e6 * wall / lanes
 
@@ -135,8 +143,8 @@ def sweep() -> dict[str, Any]:
         name = f"sparsity_{sparsity}"
         out[name] = side_by_side("td3", 1, (256, 256), (sparsity, sparsity), 30)
     for width in (128, 256, 512, 1024, 2048, 4096):
-        length = max(1, 10 * 256 // width)
-        out[f"width_{width}"] = side_by_side("td3", 1, (width, width), (0.98, 0.98), length)
+        count = max(1, 10 * 256 // width)
+        out[f"width_{width}"] = side_by_side("td3", 1, (width, width), (0.98, 0.98), count)
     return out
 
 

@@ -35,9 +35,10 @@ def program(
     sparsity: tuple[float, float] = (0.98, 0.95),
     capacity: int = 20_000,
     n: int | None = None,
+    updates: int = 1,
 ) -> Program:
     """RLx2 lanes of one form, Hopper sizes, at the paper's or other sparsities of actor and critic;
-    `n`-step targets, or those of RLx2."""
+    `n`-step targets, or those of RLx2; `updates` for each time step."""
     windows: dict[str, Any] = {} if n is None else {"n_max": n}
     config = configs.make(
         algo,
@@ -47,16 +48,25 @@ def program(
         warmup=1000,
         execution=form,
         random_growth=False,
+        steps=1_000_000,
+        updates_per_step=updates,
         **windows,
     )
     return Program(config, sparse_lanes(lanes, sparsity, n=n))
 
 
 class Scanned:
-    """Time steps of random transitions in one scan: the whole step but for the environment."""
+    """Updates on random transitions in one call: with one update for each of `steps` time steps,
+    the whole step but for the environment; with many in one time step, as SBX's `train` makes
+    them, the updates alone (sampling, targets, gradients, Adam, Polyak).
 
-    def __init__(self, made: Program, length: int):
-        self.program, self.length = made, length
+    Attributes:
+      updates: in one call, of each lane.
+    """
+
+    def __init__(self, made: Program, steps: int = 1):
+        self.program, self.updates = made, steps * made.config.updates_per_step
+        self._steps = steps
         lanes, config = len(made.lanes), made.config
 
         shape = (997, lanes, config.num_envs, config.obs_dim)
@@ -81,9 +91,9 @@ class Scanned:
         self()  # compiles
 
     def __call__(self) -> float:
-        """Seconds per time step, all lanes together."""
+        """Seconds per update, all lanes together."""
         start = time.perf_counter()
-        self._state = self._run(self._state, np.int32(self._next), True, self.length)
+        self._state = self._run(self._state, np.int32(self._next), True, self._steps)
         jax.block_until_ready(self._state)
-        self._next += self.length
-        return (time.perf_counter() - start) / self.length
+        self._next += self._steps
+        return (time.perf_counter() - start) / self.updates

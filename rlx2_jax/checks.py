@@ -70,6 +70,12 @@ def check_config(config: "Config") -> None:
         raise ValueError(
             f"warmup={config.warmup!r}: use a whole number from 0 to below steps={config.steps}"
         )
+    if max(config.steps, config.updates) >= 2**31:
+        raise ValueError(
+            f"steps={config.steps} with updates_per_step={config.updates_per_step} make "
+            f"{config.updates:,} updates; steps and updates are counted up to 2,147,483,647: use "
+            "fewer of either"
+        )
 
 
 def check_lane(config: "Config", lane: "Lane") -> None:

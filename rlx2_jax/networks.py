@@ -182,4 +182,6 @@ def squashed_sample(params: Params, obs: Array, noise: Array) -> tuple[Array, Ar
     u = mean + jnp.exp(log_std) * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
     log_slope = 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))  # log(1 - tanh² u), stable
-    return jnp.tanh(u), jnp.sum(log_normal - log_slope, axis=-1)
+    # Added up term by term: XLA's own sums over a few numbers are slow on CPUs.
+    log_prob = functools.reduce(jnp.add, jnp.unstack(log_normal - log_slope, axis=-1))
+    return jnp.tanh(u), log_prob

@@ -168,6 +168,8 @@ def test_a_config_is_a_static_argument():
         ({"warmup": 3_000_000}, r"warmup=3000000: use .* below steps=3000000"),
         ({"warmup": -1}, r"warmup=-1"),
         ({"warmup": 1.5}, r"warmup=1.5: use a whole number"),
+        ({"steps": 2**31}, r"steps=2147483648 .* counted up to 2,147,483,647: use fewer"),
+        ({"updates_per_step": 1000}, r"2,975,000,000 updates"),
     ],
 )
 def test_bad_configs(fields, message):
