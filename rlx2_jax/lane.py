@@ -69,7 +69,7 @@ class Stats(NamedTuple):
     distance: Array  # D(B, φ) at the last check
     trims: Array  # checks that forgot something
     evolutions: dict[str, Array]  # per network, mask updates that were due
-    ever: dict[str, Masks]  # per network, links that were live at any time
+    ever: dict[str, list[Array]]  # per network and weight matrix, a bit for each link ever live
 
 
 class LaneState(NamedTuple):
@@ -114,9 +114,7 @@ def start(
         distance=jnp.zeros(()),
         trims=zero,
         evolutions=dict.fromkeys(nets, zero),
-        ever={
-            name: jax.tree.map(jnp.copy, forms.dense_masks(net.masks)) for name, net in nets.items()
-        },
+        ever={name: _bits(net.masks) for name, net in nets.items()},
     )
     obs = jnp.asarray(obs, jnp.float32)
     acting = Acting(obs, action, action)
@@ -281,7 +279,13 @@ def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper)
         ever[name] = every(
             config.mask_interval * delay,
             count,
-            lambda ever: jax.tree.map(jnp.logical_or, ever, forms.dense_masks(live)),  # noqa: B023
+            lambda ever: jax.tree.map(jnp.bitwise_or, ever, _bits(live)),  # noqa: B023
             ever[name],
         )
     return stats._replace(evolutions=evolutions, ever=ever)
+
+
+def _bits(masks: Masks) -> list[Array]:
+    """The masks of all weight matrices, eight links to a byte."""
+    leaves = jax.tree.leaves(forms.dense_masks(masks))
+    return [jnp.packbits(mask) for mask in leaves if mask.ndim == 2]

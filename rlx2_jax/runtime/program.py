@@ -145,7 +145,7 @@ def masks_of(state: LaneState) -> dict[str, Masks]:
 
 
 def _inspect_lane(
-    masks: dict[str, Masks], ever: dict[str, Masks], initial: dict[str, Masks], length: Array
+    masks: dict[str, Masks], ever: dict[str, list], initial: dict[str, Masks], length: Array
 ) -> Inspection:
     masks, initial = jax.tree.map(
         forms.dense_masks, (masks, initial), is_leaf=lambda x: isinstance(x, compact.Index)
@@ -161,7 +161,7 @@ def _inspect_lane(
             name: {key: 1.0 - jnp.mean(m.astype(jnp.float32)) for key, m in kernels.items()}
             for name, kernels in layers.items()
         },
-        ever={name: live(_kernels(mask)) for name, mask in ever.items()},
+        ever={name: sum(map(_count_bits, bits), jnp.int32(0)) for name, bits in ever.items()},
         overlap={
             name: live({k: kernels[k] & first[name][k] for k in kernels}) / live(first[name])
             for name, kernels in layers.items()
@@ -169,6 +169,10 @@ def _inspect_lane(
         dead={name: _dead_units(mask) for name, mask in masks.items()},
         length=length,
     )
+
+
+def _count_bits(bits: Array) -> Array:
+    return jnp.sum(jax.lax.population_count(bits), dtype=jnp.int32)
 
 
 def _kernels(masks: Masks) -> dict[str, Array]:
