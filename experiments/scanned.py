@@ -1,6 +1,7 @@
 """Updates in a scan on random transitions: what benchmarks compare."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.lane import LaneState, Outcome
+from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.program import Program, step_lanes
 
 HOPPER = (11, 3)
@@ -58,18 +60,21 @@ def program(
 class Scanned:
     """Updates on random transitions in one call: with one update for each of `steps` time steps,
     the whole step but for the environment; with many in one time step, as SBX's `train` makes
-    them, the updates alone (sampling, targets, gradients, Adam, Polyak).
+    them, the updates alone (sampling, targets, gradients, Adam, Polyak). Several lanes run in
+    groups beside each other, as they do in a loop.
 
     Attributes:
       updates: in one call, of each lane.
     """
 
     def __init__(self, made: Program, steps: int = 1):
-        self.program, self.updates = made, steps * made.config.updates_per_step
+        config, lanes = made.config, made.lanes
+        self.program, self.updates = made, steps * config.updates_per_step
         self._steps = steps
-        lanes, config = len(made.lanes), made.config
+        parts = plan.groups(plan.Part(config, tuple(range(len(lanes)))))
+        programs = [Program(config, [lanes[i] for i in part.lanes]) for part in parts]
 
-        shape = (997, lanes, config.num_envs, config.obs_dim)
+        shape = (997, len(parts[0].lanes), config.num_envs, config.obs_dim)
         seen = jax.random.normal(jax.random.key(0), shape)
 
         def outcome(t: jax.Array) -> Outcome:
@@ -77,23 +82,33 @@ class Scanned:
             ends = jnp.zeros(obs.shape[:2], bool)
             return Outcome(obs, obs, obs[..., 0], ends, ends)
 
-        def run(state: LaneState, first: jax.Array, learn: bool, length: int) -> LaneState:
+        def run(
+            state: LaneState, hyper: configs.Hyper, first: jax.Array, learn: bool, length: int
+        ) -> LaneState:
             def body(state: LaneState, t: jax.Array) -> tuple[LaneState, None]:
-                return step_lanes(state, outcome(t), t, made.hyper, config, learn)[0], None
+                return step_lanes(state, outcome(t), t, hyper, config, learn)[0], None
 
             return jax.lax.scan(body, state, first + jnp.arange(length))[0]
 
-        self._run = jax.jit(run, static_argnums=(2, 3), donate_argnums=0)
-        obs = np.zeros((lanes, config.num_envs, config.obs_dim), np.float32)
-        warm = lanes_.warmup_time(config)
-        self._state = self._run(made.init(obs, 1000), np.int32(1), False, warm)
-        self._next = warm + 1
+        self._run = jax.jit(run, static_argnums=(3, 4), donate_argnums=0)
+        self._hypers = [own.hyper for own in programs]
+        self._states = [own.init(np.zeros(shape[1:], np.float32), 1000) for own in programs]
+        self._threads = ThreadPoolExecutor(len(programs))
+        self._next = 1
+        self._advance(False, lanes_.warmup_time(config))
         self()  # compiles
 
     def __call__(self) -> float:
         """Seconds per update, all lanes together."""
         start = time.perf_counter()
-        self._state = self._run(self._state, np.int32(self._next), True, self._steps)
-        jax.block_until_ready(self._state)
-        self._next += self._steps
+        self._advance(True, self._steps)
         return (time.perf_counter() - start) / self.updates
+
+    def _advance(self, learn: bool, steps: int) -> None:
+        def group(state: LaneState, hyper: configs.Hyper) -> LaneState:
+            return jax.block_until_ready(
+                self._run(state, hyper, np.int32(self._next), learn, steps)
+            )
+
+        self._states = list(self._threads.map(group, self._states, self._hypers))
+        self._next += steps
