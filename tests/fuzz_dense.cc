@@ -46,6 +46,10 @@ void Check(const std::vector<int64_t>& width, int64_t batch, double eps) {
   Arrays<T> kernel, bias, acts, dkernel, dbias;
   for (int64_t l = 0; l < layers; ++l) {
     kernel.push_back(RandomVector<T>(width[l] * width[l + 1]));
+    if (Uniform(0, 1)) {  // a sparse layer, down to none of its links
+      const double density = 0.1 * Uniform(0, 2);
+      for (T& weight : kernel.back()) weight *= Uniform(0, 99) < 100 * density;
+    }
     bias.push_back(RandomVector<T>(width[l + 1]));
     dkernel.push_back(Unwritten<T>(width[l] * width[l + 1]));
     dbias.push_back(Unwritten<T>(width[l + 1]));
@@ -146,9 +150,9 @@ void Check(const std::vector<int64_t>& width, int64_t batch, double eps) {
 
 int main(int argc, char** argv) {
   return Fuzz(argc, argv, [] {
-    static const int64_t widths[] = {1, 1, 2, 3, 5, 8, 13, 16, 17, 32, 40, 64, 65, 70};
+    static const int64_t widths[] = {1, 1, 2, 3, 5, 8, 13, 16, 17, 32, 40, 64, 65, 70, 130};
     std::vector<int64_t> width(Uniform(2, 5));
-    for (int64_t& w : width) w = widths[Uniform(0, 13)];
+    for (int64_t& w : width) w = widths[Uniform(0, 14)];
     const int64_t batch = Uniform(1, 40);
     Check<float>(width, batch, 2e-6);
     Check<double>(width, batch, 1e-14);

@@ -137,6 +137,23 @@ def test_lanes_equal_one_by_one(batch):
         np.testing.assert_array_equal(outputs[i], jax.jit(dense.mlp)(lanes[i], xs[i]))
 
 
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.1])
+def test_sparse_weights(density):
+    """Rows of weights that are all zero are left out: no trace of it in values or gradients, which
+    are those of all weights."""
+    rng = np.random.default_rng(6)
+    with jax.enable_x64(True):
+        nets = [make(rng, (14, 130, 70, 3), np.float64) for _ in range(2)]
+        for net, layer in itertools.product(nets, ("Dense_0", "Dense_1")):
+            kernel = net[layer]["kernel"]
+            net[layer]["kernel"] = kernel * (rng.random(kernel.shape) < density)
+        x = jnp.asarray(rng.normal(size=(70, 14)))
+        want = jax.value_and_grad(functools.partial(loss_of, mlp=plain), (0, 1))(nets, x)
+        got = jax.jit(jax.value_and_grad(loss_of, (0, 1)))(nets, x)
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-11)
+        jax.tree.map(check, got, want)
+
+
 def test_shared_arguments_and_nested_lanes():
     """Axes of some arguments only, and two of them."""
     rng = np.random.default_rng(5)

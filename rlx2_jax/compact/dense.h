@@ -28,7 +28,8 @@ struct Finish {
 };
 
 // C [rows, columns] = A B over `depth`: A is [rows, depth] with rows `lda` apart or, with `strips`,
-// as PackStrips leaves it; B as PackPanels leaves it or, without strips, a single column.
+// as PackStrips leaves it. B is as PackPanels leaves it; without strips also as KeepLive then leaves
+// it, block by block, with what it noted; or a single column.
 template <typename T>
 struct Gemm {
   int64_t rows, columns, depth;
@@ -37,7 +38,14 @@ struct Gemm {
   bool strips;
   const T* b;
   Finish<T> finish;
+  const int32_t* live = nullptr;
 };
+
+// Columns of weights or of their gradients that one task takes. Rows of such a block of weights
+// that are all 0, as many are in sparse networks, are left out: of each block it is noted how many
+// rows are live and which, depth + 1 numbers.
+constexpr int64_t kBlock = 32;
+inline int64_t Blocks(int64_t columns) { return (columns + kBlock - 1) / kBlock; }
 
 // B [depth, columns] before it is packed; `transposed` if stored [columns, depth]. `ld`: distance
 // of stored rows.
@@ -58,9 +66,14 @@ struct Stored {
 namespace rlx2 {
 namespace dense {
 
-// Room for a packed B of any instruction set.
+// Room for a packed B of any instruction set, and for what is live of its blocks behind it.
 inline int64_t PackedSize(int64_t depth, int64_t columns) {
-  return depth * ((columns + 31) / 32 * 32);
+  return Blocks(columns) * (kBlock * depth + depth + 1);
+}
+template <typename T>
+auto LiveOf(T* packed, int64_t depth, int64_t columns) {
+  typedef std::conditional_t<std::is_const_v<T>, const int32_t, int32_t> Int;
+  return reinterpret_cast<Int*>(packed + Blocks(columns) * kBlock * depth);
 }
 
 #ifdef RLX2_X86
@@ -80,6 +93,10 @@ inline int64_t PackedSize(int64_t depth, int64_t columns) {
 template <typename T>
 void PackPanels(const Stored<T>& m, T* to) {
   RLX2_DISPATCH(PackPanels<T>(m, to))
+}
+template <typename T>
+void KeepLive(int64_t depth, int64_t columns, T* block, int32_t* live) {
+  RLX2_DISPATCH(KeepLive<T>(depth, columns, block, live))
 }
 template <typename T>
 void PackStrips(const T* a, int64_t depth, int64_t rows, int64_t begin, int64_t end, T* to) {
@@ -104,23 +121,23 @@ struct Net {
   std::vector<T*> dkernel, dbias;
 };
 
-constexpr int64_t kBlock = 64;  // columns of weights or of their gradients that one task takes
-
 // The columns of block `block`, out of `all`; columns <= 0 if the block lies beyond them.
 struct Columns {
   int64_t first, columns;
   Columns(int64_t block, int64_t all)
       : first(block * kBlock), columns(std::min(kBlock, all - first)) {}
 };
-inline int64_t Blocks(int64_t columns) { return (columns + kBlock - 1) / kBlock; }
 
-// Block `block` of B, to where PackPanels of all of it would have it.
+// The live rows of block `block` of B, to where PackPanels of all of it would have them.
 template <typename T>
 void PackBlock(const Stored<T>& m, int64_t block, T* to) {
   const Columns c(block, m.columns);
   if (c.columns <= 0) return;
   const T* from = m.data + c.first * (m.transposed ? m.ld : 1);
-  PackPanels<T>({m.depth, c.columns, from, m.ld, m.transposed}, to + c.first * m.depth);
+  T* panels = to + c.first * m.depth;
+  PackPanels<T>({m.depth, c.columns, from, m.ld, m.transposed}, panels);
+  int32_t* live = LiveOf(to, m.depth, m.columns) + block * (m.depth + 1);
+  KeepLive<T>(m.depth, c.columns, panels, live);
 }
 
 // A forward pass: Pack every block of columns, then Rows for all parts of the batch, with one
@@ -164,7 +181,8 @@ struct Forward {
       }
       const T* b = width[l + 1] == 1 ? net.kernel[l] : scratch + packed[l];
       Multiply<T>({rows, width[l + 1], width[l], a, width[l], false, b,
-                   {out, width[l + 1], net.bias[l], nullptr, l + 1 < layers}});
+                   {out, width[l + 1], net.bias[l], nullptr, l + 1 < layers},
+                   width[l + 1] == 1 ? nullptr : LiveOf(b, width[l], width[l + 1])});
       a = out;
     }
   }
@@ -218,7 +236,8 @@ struct Backward {
       const T* g = Slope(scratch, dy, l) + begin * width[l + 1];
       const T* b = width[l] == 1 ? net.kernel[l] : scratch + packed[l];
       Multiply<T>({end - begin, width[l], width[l + 1], g, width[l + 1], false, b,
-                   {to, width[l], nullptr, l > 0 ? a + begin * width[l] : nullptr, false}});
+                   {to, width[l], nullptr, l > 0 ? a + begin * width[l] : nullptr, false},
+                   width[l] == 1 ? nullptr : LiveOf(b, width[l + 1], width[l])});
     }
   }
 

@@ -3,7 +3,8 @@
 // Included once per instruction set, with RLX2_NS, RLX2_BYTES and RLX2_TARGET defined as for
 // simd.h. A tile is M rows by N vectors of C over the whole depth, so every sum has one fixed
 // order. B lies in panels of a tile's width, and an A that is stored by columns in strips of a
-// tile's height.
+// tile's height. Weights that are 0 are passed over where a whole row of a block is: numbers that
+// are not finite and meet only those leave no trace.
 
 namespace rlx2 {
 namespace RLX2_NS {
@@ -61,26 +62,28 @@ RLX2_TARGET void StorePart(const T* tile, int rows, int64_t columns, const Finis
   }
 }
 
-// One tile. A is [rows, depth] with rows `lda` apart or, with kDown, a strip.
+// One tile over `depth` rows of B: those that `live` names, of an A with rows `lda` apart; with
+// kDown all of them, of a strip of A.
 template <typename T, int M, int N, bool kDown>
 RLX2_TARGET __attribute__((noinline)) void Tile(int64_t depth, const T* a, int64_t lda, const T* b,
-                                                int64_t columns, const Finish<T>& finish,
-                                                int64_t row, int64_t column) {
+                                                const int32_t* live, int64_t columns,
+                                                const Finish<T>& finish, int64_t row,
+                                                int64_t column) {
   typedef typename Tiling<T>::V V;
   constexpr int kLanes = Tiling<T>::kLanes;
   V acc[M][N];
   RLX2_EACH(acc[r][j] = V{});
   for (int64_t k = 0; k < depth; ++k) {
     V in[N];
+    const T* at = kDown ? a + k * M : a + live[k];
 #pragma GCC unroll 2
     for (int j = 0; j < N; ++j) in[j] = reinterpret_cast<const V*>(b)[j];
 #pragma GCC unroll 16
     for (int r = 0; r < M; ++r) {
-      const T value = kDown ? a[r] : a[r * lda];
+      const T value = kDown ? at[r] : at[r * lda];
 #pragma GCC unroll 2
       for (int j = 0; j < N; ++j) acc[r][j] += value * in[j];
     }
-    a += kDown ? M : 1;
     b += N * kLanes;
   }
   if (columns == N * kLanes) return StoreWhole<T, M, N>(acc, finish, row, column);
@@ -103,9 +106,11 @@ RLX2_INLINE void Strips(int64_t rows, const F& f) {
 // All rows of one panel of columns.
 template <typename T, int N, bool kDown>
 RLX2_TARGET void Panel(const Gemm<T>& m, const T* b, int64_t column, int64_t columns) {
+  const int32_t* live = kDown ? nullptr : m.live + column / kBlock * (m.depth + 1);
+  const int64_t depth = kDown ? m.depth : *live++;
   Strips<T>(m.rows, [&](int64_t r, auto height) RLX2_TARGET {
     constexpr int kHeight = decltype(height)::value;
-    Tile<T, kHeight, N, kDown>(m.depth, m.a + r * (kDown ? m.depth : m.lda), m.lda, b, columns,
+    Tile<T, kHeight, N, kDown>(depth, m.a + r * (kDown ? m.depth : m.lda), m.lda, b, live, columns,
                                m.finish, r, column);
   });
 }
@@ -180,6 +185,37 @@ RLX2_TARGET void PackPanels(const Stored<T>& m, T* to) {
       PackPanel<T, 2>(m, n, std::min<int64_t>(left, kColumns), to + n * m.depth);
     }
   }
+}
+
+// Moves the rows of a block of panels that are not all 0 to the front and notes which they are.
+template <typename T>
+RLX2_TARGET void KeepLive(int64_t depth, int64_t columns, T* block, int32_t* live) {
+  typedef typename Tiling<T>::V V;
+  constexpr int kLanes = Tiling<T>::kLanes, kColumns = Tiling<T>::kColumns;
+  const int64_t whole = columns / kColumns, rest = columns % kColumns;
+  int32_t kept = 0;
+  for (int64_t k = 0; k < depth; ++k) {
+    if (k == kBlock && kept == kBlock) {  // a dense matrix shows itself early
+      for (; k < depth; ++k) live[1 + kept++] = static_cast<int32_t>(k);
+      break;
+    }
+    auto any = V{} != V{};
+    const auto move = [&](int64_t panel, int vectors) RLX2_TARGET {
+      T* rows = block + panel * kColumns * depth;
+      for (int j = 0; j < vectors; ++j) {
+        const V v = reinterpret_cast<const V*>(rows + k * vectors * kLanes)[j];
+        any |= v != V{};
+        reinterpret_cast<V*>(rows + kept * vectors * kLanes)[j] = v;
+      }
+    };
+    for (int64_t p = 0; p < whole; ++p) move(p, 2);
+    if (rest > 0) move(whole, rest <= kLanes ? 1 : 2);
+    live[1 + kept] = static_cast<int32_t>(k);
+    bool found = false;
+    for (int i = 0; i < kLanes; ++i) found |= any[i] != 0;
+    kept += found;
+  }
+  live[0] = kept;
 }
 
 // One column, C = A b: rows of A against b.
