@@ -39,15 +39,19 @@ def updates() -> dict[str, Any]:
     """Gradient updates per second in a scan, Hopper sizes, batch 256, sampling included.
 
     Masked lanes with 1-step targets, as SBX has; `own_n` is RLx2's own window (3, SAC 2, which
-    costs SAC a second pass of the actor)."""
+    costs SAC a second pass of the actor); `dense` has all links, so that no row of weights is left
+    out of the products."""
     out: dict[str, Any] = {"measured": "masked RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in configs.ALGORITHMS:
         ours = {n: Scanned(program(algo, n, n=1, updates=400 // n)) for n in (1, 8)}
         subjects: dict[str, Callable[[], float]] = {
             f"{algo}_{n}_lanes": lambda n=n, ours=ours: n / ours[n]() for n in ours
         }
-        own_n = Scanned(program(algo, 1, updates=400))
-        subjects[f"{algo}_1_lane_own_n"] = lambda own_n=own_n: 1 / own_n()
+        more = {
+            "own_n": Scanned(program(algo, 1, updates=400)),
+            "dense": Scanned(program(algo, 1, n=1, sparsity=(0.0, 0.0), updates=400)),
+        }
+        subjects |= {f"{algo}_1_lane_{k}": lambda own=own: 1 / own() for k, own in more.items()}
         with Peers() as peers:
             if FLAGS.sbx:
                 subjects[f"sbx_{algo}"] = peers.add(Peer("updates", algo))

@@ -59,9 +59,14 @@ def rates(found: dict[str, Any], unit: str) -> str:
     rows = []
     for algo in ("td3", "sac"):
         sbx = found.get(f"sbx_{algo}")
-        ours = [k for k in found if k.startswith(f"{algo}_") and re.search(r"lanes?(_own_n)?$", k)]
+        ours = [
+            k
+            for k in found
+            if k.startswith(f"{algo}_") and re.search(r"lanes?(_own_n|_dense)?$", k)
+        ]
         for name in [*ours, *([f"sbx_{algo}"] if sbx else [])]:
             label = name.replace("_", " ").replace("own n", "with RLx2's n").replace("sbx", "SBX")
+            label = label.replace("dense", "with all links")
             label = re.sub(r"\b1 lanes", "1 lane", label)
             ratio = f"{found[f'{name}_over_sbx']:.2f}x" if sbx and name in ours else ""
             rows.append([label, f"{found[name]:,.0f}", ratio])

@@ -3,8 +3,9 @@
     mlp([θ_1, ..., θ_k], x)[j] = relu(... relu(x W_0 + b_0) ...) W_{L-1} + b_{L-1}  of θ_j
 
 One forward and one backward call for several networks of the same sizes on the same input (twin
-critics), with bias, ReLU and its mask part of the products. The gradient is the dense one, of
-every weight, as plain XLA's is. Works under jit, vmap (lanes), grad and scan; on other platforms
+critics), with bias, ReLU and its mask part of the products; where a row of weights is zero in a
+whole block of columns, as it often is under a mask, it is left out. The gradient is the dense one,
+of every weight, as plain XLA's is. Works under jit, vmap (lanes), grad and scan; on other platforms
 the same functions are plain XLA.
 """
 
