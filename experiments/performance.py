@@ -151,8 +151,9 @@ def compact(found: dict[str, Any]) -> str:
     sbx = f" Masked updates as a multiple of SBX's in the same turns: {beside}." if beside else ""
     return (
         "## Live links only, against masks\n\nWhole updates (sampling, targets, gradients, Adam, "
-        "Polyak, acting), batch 256, 98/95 % or, 1024 wide, 99/98 %; microseconds per update of "
-        f"one lane. Links are those of the actor and one critic.\n\n{forms(found)}\n\n"
+        "Polyak), batch 256, 98/95 % or, 1024 wide, 99/98 %; microseconds per update of one lane. "
+        "Masked products leave out rows of weights that are zero in a whole block. Links are those "
+        f"of the actor and one critic.\n\n{forms(found)}\n\n"
         f"{_machine(found)}{sbx}"
     )
 
