@@ -22,7 +22,7 @@ _adam = optax.scale_by_adam(B1, B2, EPS)
 init: Callable[[Params], Any] = _adam.init
 update: Callable[[Params, Any], tuple[Any, Any]] = _adam.update
 # Below so many numbers a call costs more than it saves.
-_LEAST_SIZE = 2_000
+_LEAST_SIZE = 1_000
 
 
 def guarded_step(

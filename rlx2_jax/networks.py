@@ -144,11 +144,18 @@ def policy(params: Params, obs: Array) -> Array:
     return jnp.tanh(mlp(params, obs))
 
 
-def q_values(params: Params, obs: Array, action: Array) -> tuple[Array, Array]:
-    """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`."""
+def q_values(
+    params: Params, obs: Array, action: Array, *, judge: bool = False
+) -> tuple[Array, Array]:
+    """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`.
+
+    With `judge`, for losses of actors, each critic has an input of its own: their gradients are
+    then added up as two numbers, where XLA's sum over the critics is slow on CPUs.
+    """
     x = jnp.concatenate([obs, action], axis=-1)
     if isinstance(params, Linked):
-        q = jax.vmap(mlp, (0, None))(params, x)
+        inputs, axis = (jnp.stack([x, x]), 0) if judge else (x, None)
+        q = jax.vmap(mlp, (0, axis))(params, inputs)
         return q[0, ..., 0], q[1, ..., 0]
     q = _masked([params[name] for name in TWINS], x)
     return q[0, ..., 0], q[1, ..., 0]

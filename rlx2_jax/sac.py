@@ -100,7 +100,7 @@ def update(
 
     def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
-        q1, q2 = networks.q_values(judges, batch.obs, action)
+        q1, q2 = networks.q_values(judges, batch.obs, action, judge=True)
         return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
 
     def actor_step(before: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
