@@ -27,9 +27,9 @@ struct Finish {
   bool relu = false;
 };
 
-// C [rows, columns] = A B over `depth`: A is [rows, depth] with rows `lda` apart or, with `strips`,
-// as PackStrips leaves it. B is as PackPanels leaves it; without strips also as KeepLive then leaves
-// it, block by block, with what it noted; or a single column.
+// C [rows, columns] = A B over `depth`. With `strips`, A is as PackStrips leaves it and B as
+// PackPanels does. Without, A is [rows, depth] with rows `lda` apart, and B a single column or as
+// KeepLive leaves it, block by block, with what it noted in `live`.
 template <typename T>
 struct Gemm {
   int64_t rows, columns, depth;
