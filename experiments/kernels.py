@@ -1,6 +1,7 @@
 """How far the kernels are from what the CPU's arithmetic could do. Benchmark `kernels`."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,12 @@ from rlx2_jax.types import Params
 BATCH, CALLS = 256, 100
 
 
+def on_one_thread() -> None:
+    """Lets XLA have one thread, if its devices are not there yet: processor time is then that of
+    the work alone, and no thread burns any while it waits for another."""
+    os.environ["NPROC"] = "1"
+
+
 def multiply_adds(load: bool) -> Callable[[], float]:
     """10^9 multiply-adds per second of one thread, with or without a load for each."""
     count = native.load().Rlx2MultiplyAdds
@@ -29,15 +36,18 @@ def multiply_adds(load: bool) -> Callable[[], float]:
     return measure
 
 
-def repeated(call: Callable[[Any, jax.Array], jax.Array], net: Any, macs: int, width: int):
-    """10^9 multiply-adds per second and thread of `CALLS` calls, each waiting for the last."""
+def repeated(
+    call: Callable[[Any, jax.Array], jax.Array], net: Any, macs: int, shape: tuple[int, int]
+) -> Callable[[], float]:
+    """10^9 multiply-adds per second and thread of `CALLS` calls on an input of `shape`, each
+    waiting for the last."""
 
     @jax.jit
     def run(net: Any, x: jax.Array) -> jax.Array:
         body = lambda x, _: (x + 1e-9 * call(net, x), None)  # noqa: E731
         return jax.lax.scan(body, x, None, length=CALLS)[0]
 
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, width)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
     jax.block_until_ready(run(net, x))
 
     def measure() -> float:
@@ -49,18 +59,17 @@ def repeated(call: Callable[[Any, jax.Array], jax.Array], net: Any, macs: int, w
 
 
 def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, Any]:
-    """Forward and backward passes of one network, as live links and as dense matrices."""
+    """Forward and backward passes of one network, as live links and as matrices with all links."""
     params, _ = networks.init(jax.random.key(0), sizes)
     mask = masks.init(jax.random.key(1), params, sparsity)
-    params = masks.apply(params, mask)
-    links = compact.from_masked(params, mask)
+    links = compact.from_masked(masks.apply(params, mask), mask)
     live = [int(m["kernel"].sum()) for m in (mask[f"Dense_{i}"] for i in range(len(sizes) - 1))]
     full = [n * m for n, m in itertools.pairwise(sizes)]
 
     def passes(forward: Callable[[Any, jax.Array], jax.Array]):
         def backward(net: Any, x: jax.Array) -> jax.Array:
-            grads = jax.grad(lambda net: forward(net, x).sum())(net)
-            return jnp.zeros_like(x) + jax.tree.leaves(grads)[0].ravel()[0]
+            grads = jax.tree.leaves(jax.grad(lambda net: forward(net, x).sum())(net))
+            return jnp.zeros_like(x) + sum(grad.ravel()[0] for grad in grads)
 
         return {"forward": forward, "forward and backward": backward}
 
@@ -78,16 +87,36 @@ def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, 
         once = BATCH * sum(counts)
         work = {"forward": once, "forward and backward": 3 * once - BATCH * counts[0]}
         for which, call in passes(forward).items():
-            found[f"{name}, {form}, {which}"] = repeated(call, net, work[which], sizes[0])
+            found[f"{name}, {form}, {which}"] = repeated(call, net, work[which], (BATCH, sizes[0]))
     return found
 
 
+def of_layer(n_in: int, n_out: int) -> dict[str, Any]:
+    """Forward passes of one layer with all its links, which is recognised, and with all but one."""
+    params, every = networks.init(jax.random.key(0), (n_in, n_out))
+    one_less = jax.tree.map(lambda m: m.at[(0,) * m.ndim].set(m.ndim == 1), every)
+
+    def forward(net: compact.Compact, x: jax.Array) -> jax.Array:
+        return compact.mlp(net.flat, net.index, x, feature_major=True)[:1]
+
+    return {
+        f"layer {n_in} to {n_out}, {name}": repeated(
+            forward, compact.from_masked(params, mask), BATCH * n_in * n_out, (n_in, BATCH)
+        )
+        for name, mask in (("all links", every), ("all links but one", one_less))
+    }
+
+
 def kernels() -> dict[str, Any]:
-    """10^9 multiply-adds per second of processor time, for Hopper's networks in batches of 256."""
+    """10^9 multiply-adds per second of processor time, for Hopper's networks in batches of 256, and
+    for small layers that have all their links."""
     subjects: dict[str, Callable[[], float]] = {
         "limit": multiply_adds(load=False),
         "limit with loads": multiply_adds(load=True),
         **of_network("critic 95 %", (14, 256, 256, 1), 0.95),
         **of_network("actor 98 %", (11, 256, 256, 3), 0.98),
+        **of_layer(14, 256),
+        **of_layer(256, 6),
+        **of_layer(256, 1),
     }
     return {"gmac_per_cpu_second": interleaved(subjects).medians()}

@@ -184,7 +184,8 @@ def kernels(found: dict[str, Any]) -> str:
         "## How far the kernels are from the limit\n\nThe limit is what one thread of this CPU "
         "does in a loop of multiply-adds in registers; with loads, one factor of each comes from "
         "the first cache, which is what a product with live links needs. Networks in batches of "
-        f"256, whole calls.\n\n{table(head, rows)}\n\n{_machine(found)}"
+        "256, whole calls, one thread. A layer that has all its links is taken as the matrix that "
+        f"it is; without one link, link by link.\n\n{table(head, rows)}\n\n{_machine(found)}"
     )
 
 

@@ -168,6 +168,26 @@ void Check(const Net& n, double eps) {
   }
 }
 
+// Layers that have all their links give to the last bit what their links give one by one.
+template <typename T>
+void Full() {
+  const int64_t rows = Uniform(1, 9), inputs = Uniform(1, 9), W = 64;
+  std::vector<int32_t> pointer, index;
+  for (int64_t r = 0; r <= rows; ++r) pointer.push_back(r * inputs);
+  for (int64_t k = 0; k < rows * inputs; ++k) index.push_back(k % inputs);
+  const auto value = RandomVector<T>(rows * inputs), bias = RandomVector<T>(rows);
+  const auto x = RandomVector<T>(inputs * W), gate = RandomVector<T>(rows * W);
+  std::vector<T> full(rows * W), links(rows * W);
+  const bool relu = Uniform(0, 1);
+  for (auto* y : {&full, &links}) {
+    const int64_t known = y == &full ? inputs : 0;  // none: not seen to be full
+    const rlx2::Links<T> m{rows, known, pointer.data(), index.data(), value.data()};
+    rlx2::Product<T, 64>(m, relu ? bias.data() : nullptr, x.data(), relu ? nullptr : gate.data(),
+                         relu, y->data());
+  }
+  if (full != links) Fail("a full layer", 0, 1);
+}
+
 // Damaged indices must be recognised before they are followed.
 void Damage(Net n) {
   if (!rlx2::Valid(n.s, n.View())) Fail("a good index is refused", 0, 1);
@@ -186,6 +206,8 @@ int main(int argc, char** argv) {
     const Net n = RandomNet();
     Check<float>(n, 2e-6);
     Check<double>(n, 1e-14);
+    Full<float>();
+    Full<double>();
     Damage(n);
   });
 }

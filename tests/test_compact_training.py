@@ -183,15 +183,9 @@ def test_lanes_are_grouped_by_form_and_live_links():
         plan.choose(cfg, lanes, "fast")
 
 
-@pytest.mark.parametrize(
-    ("form", "count", "sizes"),
-    [
-        ("compact", 8, [2, 2, 2, 2]), ("compact", 4, [2, 2]), ("compact", 6, [3, 3]),
-        ("masked", 8, [4, 4]), ("masked", 2, [1, 1]), ("masked", 3, [3]), ("compact", 1, [1]),
-    ],
-)  # fmt: skip
-def test_groups_that_take_turns(form, count, sizes):
-    cfg = dataclasses.replace(config.make("td3", 3, 1), execution=form)
+@pytest.mark.parametrize(("count", "sizes"), [(8, [4, 4]), (2, [1, 1]), (3, [3]), (1, [1])])
+def test_groups_that_take_turns(count, sizes):
+    cfg = config.make("td3", 3, 1)
     found = plan.groups(plan.Part(cfg, tuple(range(10, 10 + count))))
     assert [len(part.lanes) for part in found] == sizes
     assert [i for part in found for i in part.lanes] == list(range(10, 10 + count))

@@ -29,3 +29,12 @@ def test_networks_are_measured_in_both_forms(monkeypatch):
         for which in ("forward", "forward and backward")
     ]
     assert all(measure() > 0 for measure in subjects.values())
+
+
+def test_full_layers_are_measured_beside_those_without_one_link(monkeypatch):
+    monkeypatch.setattr(kernels, "CALLS", 2)
+    subjects = kernels.of_layer(5, 3)
+    assert list(subjects) == [
+        f"layer 5 to 3, {which}" for which in ("all links", "all links but one")
+    ]
+    assert all(measure() > 0 for measure in subjects.values())

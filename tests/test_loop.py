@@ -159,6 +159,18 @@ def test_a_stop_leaves_all_groups_at_one_time_and_changes_nothing(whole):
     loop.close()
 
 
+def test_groups_that_wait_for_a_thread_meet_again_soon(whole):
+    loop = pendulums(pipeline=False)  # one group after the other, as on one core
+    calls = iter(range(10**6))
+    loop.advance(150, lambda: next(calls) >= 130)  # the second group is on its way
+    assert [group.time for group in loop._groups] == [100, 100]
+    seconds = loop.seconds
+    loop.advance(150, never)
+    leaves_equal(loop.states(), whole)
+    assert loop.seconds > seconds > 0
+    loop.close()
+
+
 def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
     loop = pendulums()
     first, take = loop._envs[0], loop._envs[0].step

@@ -16,10 +16,11 @@
 
 namespace rlx2 {
 
-// Row r holds the links [pointer[r], pointer[r + 1]): a value and the row of the other operand.
+// Row r holds the links [pointer[r], pointer[r + 1]): a value and one of `inputs` rows of the other
+// operand, each at most once and in order.
 template <typename T>
 struct Links {
-  int64_t rows;
+  int64_t rows, inputs;
   const int32_t* pointer;
   const int32_t* index;
   const T* value;
@@ -223,7 +224,7 @@ void Forward(const Spec& s, const Index& ix, const T* flat, const T* x, int64_t 
     };
     PackBlock<T, W>(x, s, s.width[0], c, slot(0));
     for (int64_t l = 0; l < s.layers; ++l) {
-      const Links<T> m{s.width[l + 1], ix.rowptr + s.rowptr[l], ix.cols + s.link[l],
+      const Links<T> m{s.width[l + 1], s.width[l], ix.rowptr + s.rowptr[l], ix.cols + s.link[l],
                        flat + s.link[l]};
       const bool relu = l + 1 < s.layers || s.relu_last;
       Product<T, W>(m, flat + s.bias[l], slot(l), nullptr, relu, slot(l + 1));
@@ -266,11 +267,12 @@ void Backward(const Spec& s, const Index& ix, const T* transposed, const T* acts
     }
     for (int64_t l = s.layers - 1; l >= 0; --l) {
       if (dflat != nullptr) {
-        const Links<T> m{s.width[l + 1], ix.rowptr + s.rowptr[l], ix.cols + s.link[l], nullptr};
+        const Links<T> m{s.width[l + 1], s.width[l], ix.rowptr + s.rowptr[l], ix.cols + s.link[l],
+                         nullptr};
         Sampled<T, W>(m, act(l), slot(l + 1), dflat + s.link[l], dflat + s.bias[l]);
       }
       if (l < first) continue;
-      const Links<T> m{s.width[l], ix.colptr + s.colptr[l], ix.rows + s.link[l],
+      const Links<T> m{s.width[l], s.width[l + 1], ix.colptr + s.colptr[l], ix.rows + s.link[l],
                        transposed + s.link[l]};
       Product<T, W>(m, nullptr, slot(l + 1), l > 0 ? act(l) : nullptr, false, slot(l));
     }

@@ -85,14 +85,67 @@ RLX2_INLINE typename Quad<T>::V Sum4(const V (&s)[4]) {
   }
 }
 
+// y becomes ReLU(acc), or acc where gate > 0 and else 0, or acc. NaN passes ReLU.
+template <typename T, typename V, int N>
+RLX2_INLINE void Store(V (&acc)[N], const T* gate, bool relu, T* y) {
+  if (relu) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) acc[j] = acc[j] <= T(0) ? V{} : acc[j];
+  } else if (gate) {
+    const V* open = reinterpret_cast<const V*>(gate);
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) acc[j] = open[j] > T(0) ? acc[j] : V{};
+  }
+  V* out = reinterpret_cast<V*>(y);
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) out[j] = acc[j];
+}
+
+// Product for R rows from r on that have all their links: an input is loaded once for all of them,
+// and no index is looked up. Sums as Product does, in the same order.
+template <typename T, int W, int R>
+RLX2_INLINE void FullRows(const Links<T>& m, int64_t r, const T* bias, const T* x, const T* gate,
+                          bool relu, T* y) {
+  typedef typename Shape<T, W>::V V;
+  constexpr int kVectors = Shape<T, W>::kVectors, kHeld = kVectors < 4 ? kVectors : 4;
+  for (int held = 0; held < kVectors; held += kHeld) {
+    V acc[R][kHeld];
+#pragma GCC unroll 8
+    for (int q = 0; q < R; ++q) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kHeld; ++j) acc[q][j] = V{} + (bias ? bias[r + q] : T(0));
+    }
+    const V* in = reinterpret_cast<const V*>(x) + held;
+    const T* value = m.value + r * m.inputs;
+    for (int64_t k = 0; k < m.inputs; ++k, in += kVectors) {
+#pragma GCC unroll 8
+      for (int q = 0; q < R; ++q) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kHeld; ++j) acc[q][j] += value[q * m.inputs + k] * in[j];
+      }
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < R; ++q) {
+      const int64_t at = (r + q) * W + held * Shape<T, W>::kLanes;
+      Store<T, V, kHeld>(acc[q], gate ? gate + at : nullptr, relu, y + at);
+    }
+  }
+}
+
 // y[r] = epilogue(bias[r] + sum_k value[k] x[index[k]]),  k in [pointer[r], pointer[r + 1]).
-// The epilogue is ReLU, or a gate (y where gate > 0, else 0), or nothing. NaN passes ReLU.
+// The epilogue is ReLU, or a gate (y where gate > 0, else 0), or nothing.
 template <typename T, int W>
 RLX2_TARGET void Product(const Links<T>& m, const T* bias, const T* x, const T* gate, bool relu,
                          T* y) {
   typedef Shape<T, W> S;
   typedef typename S::V V;
-  for (int64_t r = 0; r < m.rows; ++r) {
+  int64_t r = 0;
+  if (m.pointer[m.rows] == m.rows * m.inputs) {  // as many rows as registers can hold
+    constexpr int kRows = RLX2_BYTES == 64 ? 4 : 2;
+    for (; r + kRows <= m.rows; r += kRows) FullRows<T, W, kRows>(m, r, bias, x, gate, relu, y);
+    for (; r + 2 <= m.rows; r += 2) FullRows<T, W, 2>(m, r, bias, x, gate, relu, y);
+  }
+  for (; r < m.rows; ++r) {
     for (int held = 0; held < S::kVectors; held += S::kHeld) {
       V acc[S::kHeld];
       const V start = V{} + (bias ? bias[r] : T(0));
@@ -104,17 +157,8 @@ RLX2_TARGET void Product(const Links<T>& m, const T* bias, const T* x, const T* 
 #pragma GCC unroll 8
         for (int j = 0; j < S::kHeld; ++j) acc[j] += value * in[j];
       }
-      V* out = reinterpret_cast<V*>(y + r * W) + held;
-      if (relu) {
-#pragma GCC unroll 8
-        for (int j = 0; j < S::kHeld; ++j) acc[j] = acc[j] <= T(0) ? V{} : acc[j];
-      } else if (gate) {
-        const V* open = reinterpret_cast<const V*>(gate + r * W) + held;
-#pragma GCC unroll 8
-        for (int j = 0; j < S::kHeld; ++j) acc[j] = open[j] > T(0) ? acc[j] : V{};
-      }
-#pragma GCC unroll 8
-      for (int j = 0; j < S::kHeld; ++j) out[j] = acc[j];
+      const int64_t at = r * W + held * S::kLanes;
+      Store<T, V, S::kHeld>(acc, gate ? gate + at : nullptr, relu, y + at);
     }
   }
 }

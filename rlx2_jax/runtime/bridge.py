@@ -8,6 +8,7 @@ steps. Needs the kernel library, and a CPU as device.
 import ctypes
 import functools
 import itertools
+import os
 import threading
 import time as clock
 from collections.abc import Callable
@@ -30,11 +31,20 @@ from rlx2_jax.types import Array
 
 GO_ON, LAST, FAILED = range(3)  # answers: learn and go on; learn and stop; nothing was learned
 _Ask = ctypes.CFUNCTYPE(ctypes.c_int)
+# A group that runs holds a thread of the device. Where groups are more than threads, some wait for
+# others to end, and all can meet again (to stop, say) after so many steps.
+_MEET = 100
 
 
 def available() -> bool:
     """Whether programs can ask the host here."""
     return native.execution() == "native" and jax.default_backend() == "cpu"
+
+
+def _threads() -> int:
+    """How many programs can run at the same time."""
+    own = getattr(os, "sched_getaffinity", None)
+    return len(own(0)) if own else os.cpu_count() or 1
 
 
 @functools.cache
@@ -154,12 +164,14 @@ class Asking:
     """Groups of lanes beside each other, each in a loop of its own that asks its environments.
 
     Attributes:
-      seconds: that `advance` spent in environments.
+      seconds: that the last `advance` spent in environments.
     """
 
     def __init__(self, groups: list[Group], envs: list[HostEnvs], beside: bool):
         """`beside`: groups run beside each other; else one after the other."""
         self._groups = groups
+        self._all_run = len(groups) <= (_threads() if beside else 1)
+        self.seconds = 0.0
         self._ends: Callable[[int], bool] = lambda t: False
         self.bridges = [
             Bridge(own, group.state.acting.action, lambda t: self._ends(t))
@@ -168,12 +180,20 @@ class Asking:
         self._threads = ThreadPoolExecutor(len(groups) if beside else 1)
         self._compiling, self._compiled = threading.Lock(), set()
 
-    @property
-    def seconds(self) -> float:
-        return sum(bridge.seconds for bridge in self.bridges)
-
     def advance(self, until: int, stop: Callable[[], bool]) -> None:
         """Takes all groups to `until`, or to one time before it where `stop()` was true."""
+        self.seconds = 0.0
+        time = min(group.time for group in self._groups)
+        while time < until:
+            time = until if self._all_run else min(until, time + _MEET)
+            try:
+                self._together(time, stop)
+            finally:
+                self.seconds += sum(bridge.seconds for bridge in self.bridges)
+            if stop():
+                return
+
+    def _together(self, until: int, stop: Callable[[], bool]) -> None:
         end: list[int] = []  # where to stop, once that is known
         for group, bridge in zip(self._groups, self.bridges):
             bridge.begin(group.time)

@@ -95,15 +95,11 @@ def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]
 
 
 def groups(part: Part) -> list[Part]:
-    """The lanes of one program cut into equal groups that take turns with the host: halves if even
-    in number. Groups of live links are small, in time and memory: quarters of eight or more."""
+    """The lanes of one program as groups that take turns with the host: halves if even in number.
+    Not by the number of cores: a run can be continued on another machine."""
     count = len(part.lanes)
-    if part.config.execution == "compact" and count % 4 == 0 and count >= 8:
-        pieces = 4
-    else:
-        pieces = 2 if count % 2 == 0 else 1
-    size = count // pieces
-    return [Part(part.config, part.lanes[i * size : (i + 1) * size]) for i in range(pieces)]
+    size = count // 2 if count % 2 == 0 else count
+    return [Part(part.config, part.lanes[i : i + size]) for i in range(0, count, size)]
 
 
 def _is_faster_here(config: Config) -> bool:
