@@ -21,6 +21,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from experiments.c_loops import PLAIN, VECTORISED, CLoop, dense_source, repeated
+from experiments.measure import processor
 from rlx2_jax import export, masks, networks
 from rlx2_jax.export import c, compiled, npz, onnx
 
@@ -147,7 +148,7 @@ def benchmark(torch_python: str | None = None, repeats: int = 300) -> dict[str, 
         "largest_error": errors,
         "flags": {"plain": " ".join(PLAIN), "vectorised": " ".join(VECTORISED)},
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "compiler": _first_line([compiled.compiler() or "", "--version"]),
             "python": platform.python_version(),
             "jax": jax.__version__,
@@ -159,14 +160,6 @@ def benchmark(torch_python: str | None = None, repeats: int = 300) -> dict[str, 
 
 def _first_line(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:

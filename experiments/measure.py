@@ -106,8 +106,17 @@ def machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
-        "machine": platform.machine(),
+        "processor": processor(),
         "python": platform.python_version(),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,10 +1,10 @@
 """Writes docs/performance.md and its pictures from what the benchmarks measured.
 
 for b in updates capacity steps pipeline growth compact sweep kernels; do
-  python -m experiments.benchmark $b --sbx=PYTHON --out=measured/$b.json
+  python -m experiments.benchmark $b --sbx=PYTHON --out=docs/measured/$b.json
 done
-python -m experiments.inference_benchmark --torch=PYTHON --out=measured/inference.json
-python -m experiments.performance --measured=measured --out=docs
+python -m experiments.inference_benchmark --torch=PYTHON --out=docs/measured/inference.json
+python -m experiments.performance
 
 Whatever was not measured is left out and named; nothing is filled in.
 """
@@ -12,6 +12,7 @@ Whatever was not measured is left out and named; nothing is filled in.
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,17 @@ def _machine(found: dict[str, Any]) -> str:
     about = found["machine"]
     load_ = about.get("load_before")
     loaded = f", load {load_:.2f} when it began" if load_ is not None else ""
-    return f"Measured on {about.get('cores')} cores, jax {about.get('jax')}{loaded}."
+    processor = f" of {about['processor']}" if about.get("processor") else ""
+    return f"Measured on {about.get('cores')} cores{processor}, jax {about.get('jax')}{loaded}."
+
+
+def _each(found: dict[str, Any], suffix: str, shown: Callable[[float], str]) -> str:
+    """Everything whose name ends so, in one line."""
+    return ", ".join(
+        f"{name.removesuffix(suffix).replace('_', ' ')} {shown(value)}"
+        for name, value in found.items()
+        if name.endswith(suffix)
+    )
 
 
 def rates(found: dict[str, Any], unit: str) -> str:
@@ -91,16 +102,14 @@ def capacity(found: dict[str, Any]) -> str:
 
 def steps(found: dict[str, Any]) -> str:
     """End to end."""
-    overhead = ", ".join(
-        f"{k.removesuffix('_loop_overhead').replace('_', ' ')} {100 * v:.0f} %"
-        for k, v in found.items()
-        if k.endswith("_loop_overhead")
-    )
+    overhead = _each(found, "_loop_overhead", lambda v: f"{100 * v:.0f} %")
+    more = _each(found, "_8_lanes_over_1", lambda v: f"{v:.2f}x")
     return (
         f"## Whole training steps\n\n{found.get('measured', '')}. Environment steps per second on "
         f"Hopper-v5, one update per step, all lanes together, evaluation left out.\n\n"
         f"{rates(found, 'steps')}\n\nShare of one lane's time that is neither "
-        f"environment nor update (as it runs in a scan): {overhead}. {_machine(found)}"
+        f"environment nor update (as it runs in a scan): {overhead}. Eight lanes together over "
+        f"one: {more}. {_machine(found)}"
     )
 
 
@@ -260,7 +269,9 @@ def write(folder: Path, out: Path) -> list[str]:
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """This command's flags, defined when it runs: other commands have some of the same names."""
     own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("measured", "measured", "Directory of the benchmarks' JSON files.", **own)
+    flags.DEFINE_string(
+        "measured", "docs/measured", "Directory of the benchmarks' JSON files.", **own
+    )
     flags.DEFINE_string("out", "docs", "Where the page goes.", **own)
 
 

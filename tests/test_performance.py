@@ -25,6 +25,11 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
             "measured": "x", "td3_1_lanes": 300.0, "td3_1_lanes_over_sbx": 1.5, "sbx_td3": 200.0,
             "machine": MACHINE,
         },
+        "steps": {
+            "measured": "y", "td3_compact_1_lanes": 900.0, "td3_compact_1_lanes_over_sbx": 7.5,
+            "sbx_td3": 120.0, "td3_compact_8_lanes_over_1": 1.7, "td3_compact_loop_overhead": 0.1,
+            "machine": MACHINE | {"processor": "P"},
+        },
         "compact": {"td3_1_lane": ROW | {"masked_over_sbx": 1.55}, "machine": MACHINE},
         "sweep": {**dict.fromkeys(("sparsity_0.5", "width_128"), ROW), "machine": MACHINE},
         "kernels": {
@@ -35,13 +40,15 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     for name, value in measured.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     missing = performance.write(tmp_path, tmp_path / "docs")
-    assert missing == ["steps", "pipeline", "growth", "inference"]
+    assert missing == ["pipeline", "growth", "inference"]
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "| td3 1 lane | 300 | 1.50x |" in text and "ratio 1.05" in text
+    assert "td3 compact 10 %. Eight lanes together over one: td3 compact 1.70x." in text
+    assert "Measured on 2 cores of P, jax 0, load 0.10 when it began." in text
     assert "in the same turns: td3 1 lane 1.55x." in text and "| width 128 | 5,000 |" in text
     assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
     assert "| critic | 10.0 | 25 % | 50 % |" in text
-    assert "Not measured: steps, pipeline, growth, inference." in text
+    assert "Not measured: pipeline, growth, inference." in text
     assert (tmp_path / "docs" / "performance-sweep.png").stat().st_size > 5000
 
 
