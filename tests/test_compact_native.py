@@ -1,8 +1,11 @@
 """Finding, building, checking and refusing the kernel library; the sanitizer run."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -110,6 +113,25 @@ def test_builds_on_first_use(tmp_path):
     assert run(tmp_path, RLX2_COMPACT="native").stdout.split() == ["native", "native"]
     (built,) = (tmp_path / "rlx2_jax").glob("*.so")
     assert building.source_hash() in built.name and jaxlib.__version__ in built.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_wheel_has_the_kernels_where_there_is_a_compiler(tmp_path, compiler):
+    """The package as `pip install` builds it, in an environment that pip sets up for it."""
+    source = tmp_path / "source"
+    built = shutil.ignore_patterns("*.so", "__pycache__")
+    for name in ("rlx2_jax", "experiments"):
+        shutil.copytree(ROOT / name, source / name, ignore=built)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)]
+    none = {} if compiler else {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
+    subprocess.run(command, env=os.environ | none, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(re.fullmatch(r"rlx2_jax/compact/_kernels.*\.so", x) for x in names) == compiler
+    assert "rlx2_jax/compact/kernels.cc" in names and "experiments/paper/table2.csv" in names
 
 
 @pytest.mark.fast
