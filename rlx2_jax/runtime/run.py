@@ -17,7 +17,7 @@ from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 
-FORMAT = 3  # of the run directory
+FORMAT = 4  # of the run directory
 
 
 class RunError(Exception):
