@@ -21,11 +21,12 @@ from rlx2_jax import bc, envs
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime import logging, summary, weights
+from rlx2_jax.runtime import files, logging, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
+from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
 from rlx2_jax.runtime.program import stack, unstack
-from rlx2_jax.runtime.run import Run, label, with_paths
+from rlx2_jax.runtime.run import CONFIG, Run, label, with_paths
 
 SHARE = 10  # imitation takes this many times fewer updates than reinforcement learning
 
@@ -112,7 +113,7 @@ def execute(
     for name in (logging.EVALUATIONS, "summary.json"):
         (directory / name).unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
-    logging.write_json(directory / "config.json", {**run.to_json(), "kind": "clone"})
+    files.write_json(directory / CONFIG, {**run.to_json(), "kind": "clone"})
     own = [with_paths(lane, directory) for lane in run.lanes]
 
     def make(count: int) -> envs.HostEnvs:
@@ -120,12 +121,14 @@ def execute(
 
     state, imitation = _begin(run, own, make, transitions)
     evaluator = HostEvaluator(make(len(own) * run.episodes), _Clones(own), run.episodes)
-    table = logging.Table(directory / logging.EVALUATIONS)
+    log = files.Log(directory / logging.EVALUATIONS, say)
+    table = logging.Table(log)
     history: list[dict[str, Any]] = []
     count = 0
     while True:
         rows = evaluation_rows(evaluator(state), own, count)
         table.write(rows)
+        log.flush()
         history += rows
         shown = ", ".join(
             f"{label(x, i)}: {r['mean_return']:.1f}" for i, (x, r) in enumerate(zip(own, rows))
@@ -182,8 +185,9 @@ def _summarize(run: Run, history: list[dict[str, Any]], directory: Path) -> dict
         "algo": "bc",
         "steps": run.config.steps,
         "lanes": rows,
-        "versions": summary.versions(),
-        "git_commit": summary.git_commit(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "processor": processor(),
     }
-    logging.write_json(directory / "summary.json", found)
+    files.write_json(directory / "summary.json", found)
     return found

@@ -23,11 +23,17 @@ from experiments import cloning, runs, suites
 from experiments.reporting import ledgers, tables
 from experiments.suites import base
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import plan
+from rlx2_jax.runtime import files, plan
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
-from rlx2_jax.runtime.logging import write_json
-from rlx2_jax.runtime.run import FORMAT, RunError, available_memory, chunk_size, lane_bytes
+from rlx2_jax.runtime.run import (
+    FORMAT,
+    RunError,
+    available_memory,
+    chunk_size,
+    has_run,
+    memory_bytes,
+)
 
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -81,7 +87,10 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
     path = directory / "suite.json"
     plain = json.loads(json.dumps(expected))
     if path.exists():
-        found = json.loads(path.read_text())
+        try:
+            found = files.read_json(path)
+        except files.Damaged as error:
+            raise RunError(f"{error}: restore it, or choose another --logdir") from error
         if found != plain:
             raise RunError(
                 f"{directory} holds {found.get('suite')} at budget "
@@ -90,12 +99,16 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
             )
         return
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(path, plain)
+    files.write_json(path, plain)
 
 
 def finished(directory: Path) -> bool:
-    """Whether a unit is done."""
-    return (directory / execution.SUMMARY).exists()
+    """Whether a unit is done: its summary is written last."""
+    try:
+        files.read_json(directory / execution.SUMMARY)
+    except files.Damaged:
+        return False
+    return True
 
 
 def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: str) -> None:
@@ -106,7 +119,7 @@ def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: 
         cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
         return
     run = runs.make_run(settings, unit.lanes)
-    execution.execute(run, directory, resume=(directory / execution.CONFIG).exists())
+    execution.execute(run, directory, resume=has_run(directory))
 
 
 def _say(text: str) -> None:
@@ -133,8 +146,9 @@ def list_units(
                 run = runs.make_run(settings, unit.lanes)
                 share = cloning.SHARE if unit.kind == "clone" else 1
                 own = runs.seconds_per_step(run) * run.config.steps / 3600 / share
-                chunk = min(chunk_size(run, available_memory()), len(run.lanes))
-                text += f"  about {own:,.1f} h, {chunk * lane_bytes(run) / 1e9:.1f} GB"
+                chunk = chunk_size(run, available_memory())
+                memory = memory_bytes(run, run.lanes[:chunk])
+                text += f"  about {own:,.1f} h, {memory / 1e9:.1f} GB"
                 hours += own
             lines.append(text)
     if estimate:

@@ -8,7 +8,6 @@ python -m experiments.train --resume --logdir=runs/hopper
 
 import dataclasses
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan, summary
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
-from rlx2_jax.runtime.run import Run, RunError
+from rlx2_jax.runtime.run import Run, RunError, read_run
 
 FLAGS = flags.FLAGS
 
@@ -57,6 +56,9 @@ flags.DEFINE_integer("checkpoint_interval", 50_000, "Steps between checkpoints."
 flags.DEFINE_integer("keep", 2, "Checkpoints kept.", lower_bound=1)
 flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.")
 flags.DEFINE_bool("resume", False, "Continue the run in --logdir.")
+flags.DEFINE_bool(
+    "restart", False, "With --resume: discard the run's checkpoints and logs and begin again."
+)
 flags.DEFINE_bool("dry_run", False, "Show what would be run, and what it needs, and stop.")
 flags.DEFINE_integer(
     "chunk", 0, "Runs per compiled program; 0: as many as fit memory.", lower_bound=0
@@ -171,19 +173,16 @@ def make_run(values: dict[str, Any]) -> Run:
 
 def load_run(directory: Path) -> Run:
     """The run that a directory holds."""
-    path = directory / execution.CONFIG
-    if not path.exists():
-        raise RunError(f"there is no run to resume in {directory}: {path.name} is missing")
     given = [
         f.name
         for f in FLAGS.get_key_flags_for_module(sys.modules[__name__])
-        if f.present and f.name not in ("resume", "logdir", "dry_run")
+        if f.present and f.name not in ("resume", "restart", "logdir", "dry_run")
     ]
     if given:
         raise SettingError(
-            f"--resume takes everything from {path}: leave out --{', --'.join(given)}"
+            f"--resume takes everything from {directory}: leave out --{', --'.join(given)}"
         )
-    return Run.from_json(json.loads(path.read_text()))
+    return read_run(directory)
 
 
 def main(argv: list[str]) -> int:
@@ -191,6 +190,8 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     try:
+        if FLAGS.restart and not FLAGS.resume:
+            raise SettingError("--restart goes with --resume: it begins an existing run again")
         if FLAGS.resume:
             if not FLAGS.logdir:
                 raise SettingError("--resume needs --logdir, the directory of the run")
@@ -203,7 +204,7 @@ def main(argv: list[str]) -> int:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         logdir = Path(FLAGS.logdir or f"runs/{run.env.replace('/', '_')}-{run.config.algo}-{stamp}")
         print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
-        found = execution.execute(run, logdir, resume=FLAGS.resume)
+        found = execution.execute(run, logdir, resume=FLAGS.resume, restart=FLAGS.restart)
     except (RunError, ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-from rlx2_jax.export.actor import read_run
 from rlx2_jax.runtime.checkpoint import Checkpoints, Snapshot
-from rlx2_jax.runtime.run import make_loop
+from rlx2_jax.runtime.run import CHECKPOINTS, make_loop, read_run
 
 
 def snapshots(directory: Path) -> list[Snapshot]:
     """The newest checkpoint of a run of one chunk."""
     run = read_run(directory)
     loop = make_loop(run, run.lanes, directory)
-    store = Checkpoints((directory / "checkpoints" / "chunk-0").resolve())
-    found = store.restore(loop.snapshots(), warn=print)
-    store.close()
+    store = Checkpoints(directory / CHECKPOINTS)
+    saved = store.newest(print)
+    assert saved is not None
+    found = store.load(saved, loop.snapshots())
     loop.close()
-    assert found is not None
-    return found[0]
+    return found

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from rlx2_jax.runtime import events
+from rlx2_jax.runtime.files import Log
 
 pytestmark = pytest.mark.fast
 
@@ -54,11 +55,19 @@ def fields(message: bytes) -> dict[int, list]:
 def test_scalars_survive_a_round_trip_and_a_second_opening(tmp_path):
     path = tmp_path / "events"
     for step in (3, 300_000):
-        log = events.Events(path)
-        log.scalars(step, {"a/return": 1.5, "b": -2.0})
-        log.close()
+        log = Log(path, print, path.stat().st_size if path.exists() else 0)
+        events.Events(log).scalars(step, {"a/return": 1.5, "b": -2.0})
+        assert log.flush()
     found = [fields(r) for r in records(path.read_bytes())]
     assert found[0][3] == [b"brain.Event:2"]
     assert [f[2] for f in found[1:]] == [[3], [300_000]]
     values = [fields(v) for v in fields(found[2][5][0])[1]]
     assert [(v[1][0], v[2][0]) for v in values] == [(b"a/return", 1.5), (b"b", -2.0)]
+
+
+def test_numbers_beyond_float32_become_infinite(tmp_path):
+    log = Log(tmp_path / "events", print)
+    events.Events(log).scalars(1, {"a": 1e300})
+    log.flush()
+    message = fields(records(log.path.read_bytes())[1])
+    assert fields(fields(message[5][0])[1][0])[2] == [float("inf")]

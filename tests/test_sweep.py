@@ -16,7 +16,7 @@ import pytest
 from experiments import cloning, runs, suites, sweep
 from rlx2_jax import envs
 from rlx2_jax.config import Lane
-from rlx2_jax.runtime import weights
+from rlx2_jax.runtime import files, weights
 from rlx2_jax.runtime.run import RunError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
@@ -62,7 +62,7 @@ def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, c
         if unit.name == "hopper-rl":
             raise ValueError("no such thing")
         directory.mkdir(parents=True)
-        (directory / "summary.json").write_text("{}")
+        files.write_json(directory / "summary.json", {})
 
     monkeypatch.setattr(sweep, "run_unit", run_unit)
     chosen = suites.find(["tickets", "masks"])

@@ -1,17 +1,19 @@
-"""Checkpoints: small states through Orbax, replay data in immutable chunk files.
+"""Checkpoints of a run: small arrays through Orbax, replay rows and logs in immutable files.
 
     checkpoints/
-      states/<time>/          Orbax, written asynchronously, committed atomically, last N kept
-      replay/<name>.npy       rows of the replay ring, written once, named by a manifest
+      states/<position>/arrays/    Orbax: every leaf of the lanes' states but the replay rows
+      states/<position>/meta.json  names, shapes and types of these leaves, digests of all files
+      data/<name>                  replay rows and log segments, written once
 
-A checkpoint's manifest names the chunks that hold its rows, with their checksums: rows added
-since the last checkpoint go into a new chunk and nothing is rewritten. Chunks that no kept
-checkpoint names are deleted. Nothing is pickled.
+A checkpoint exists once its directory has been renamed into place. Rows and log lines added since
+the last one go into new data files; files that no kept checkpoint names are deleted. Everything
+is verified against its digest before any of it is used. Nothing is pickled.
 """
 
+import io
 import os
-import zlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,195 +24,344 @@ import orbax.checkpoint as ocp
 
 from rlx2_jax.buffer import Buffer
 from rlx2_jax.lane import LaneState
+from rlx2_jax.runtime import files
+from rlx2_jax.runtime.files import Damaged, Log, Warn
 
-_ROWS = ("data", "flags", "mean")  # the ring arrays, kept in chunks
+_ROWS = ("data", "flags", "mean")  # the ring arrays, kept in data files
+_BLOCK = 1 << 24  # bytes of rows that are copied at a time
 
 
 class Snapshot(NamedTuple):
     """What is saved of one group of lanes at one time."""
 
     time: int
-    state: LaneState  # the ring arrays of its replay are dropped on the way to Orbax
+    state: LaneState  # without the ring arrays of its replay, once saved
     env: Any  # a pytree of arrays
 
 
-class Damaged(Exception):
-    """A checkpoint cannot be read."""
+class Saved(NamedTuple):
+    """A verified checkpoint."""
+
+    position: int
+    meta: dict[str, Any]
+    arrays: dict[str, np.ndarray]  # by name, e.g. "0.state.agent.actor.params.Dense_0.kernel"
 
 
 class Checkpoints:
-    """The checkpoints of one chunk of a run: several groups of lanes, saved together."""
+    """The checkpoints of a run, ordered by position: how far the run has come."""
 
     def __init__(self, directory: Path, *, keep: int = 2):
-        self._directory = directory
-        self._replay = directory / "replay"
-        self._replay.mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(directory / "states", options=options)
-        self._manifest: list[dict[str, Any]] = []  # chunks on disk that hold valid rows
+        self._states, self._data = directory / "states", directory / "data"
+        self._keep = keep
+        self._rows: list[dict[str, Any]] = []  # data files that hold valid replay rows
+        self._logs: list[dict[str, Any]] = []  # data files that hold the logs so far
 
-    def save(self, snapshots: list[Snapshot], meta: dict[str, Any]) -> None:
-        """Saves the groups and JSON-like `meta`. Small arrays are copied before this returns;
-        writing them goes on behind."""
-        step = max(s.time for s in snapshots)
-        if step in self._manager.all_steps():
-            return
-        self.finish()
-        manifest: list[dict[str, Any]] = []
-        for group, snapshot in enumerate(snapshots):
-            manifest += self._save_rows(group, snapshot.state.replay)
-        info = {**meta, "manifest": manifest, "times": [s.time for s in snapshots]}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                groups=ocp.args.PyTreeSave(_to_plain(snapshots)), meta=ocp.args.JsonSave(info)
-            ),
-        )
-        self._manifest = manifest
+    def positions(self) -> list[int]:
+        """Positions of the checkpoints that exist, oldest first."""
+        if not self._states.is_dir():
+            return []
+        return sorted(int(p.name) for p in self._states.iterdir() if p.name.isdecimal())
 
-    def finish(self) -> None:
-        """Waits for what is being written, then deletes chunks that nothing refers to."""
-        self._manager.wait_until_finished()
-        named = {chunk["file"] for step in self.steps() for chunk in self._named_by(step)}
-        named |= {chunk["file"] for chunk in self._manifest}
-        for path in self._replay.iterdir():
-            if path.name not in named:
-                path.unlink()
+    def save(
+        self,
+        position: int,
+        chunk: int,
+        snapshots: Sequence[Snapshot],
+        logs: Sequence[Log],
+        meta: dict[str, Any],
+    ) -> None:
+        """Saves the groups of one chunk of lanes, the logs and JSON-like `meta`.
 
-    def steps(self) -> list[int]:
-        """Times of the checkpoints that exist, oldest first."""
-        return sorted(self._manager.all_steps())
-
-    def restore(
-        self, like: list[Snapshot], *, warn: Callable[[str], None]
-    ) -> tuple[list[Snapshot], dict[str, Any]] | None:
-        """The newest checkpoint that can be read, or None where there is none.
-
-        Args:
-          like: snapshots of the right structure, whose contents are replaced.
-          warn: told of each damaged checkpoint that is passed over.
+        An exception leaves the checkpoints as they were.
         """
-        steps = self.steps()
-        for step in reversed(steps):
+        if position in self.positions():
+            return
+        partial = self._states / f"{position}.tmp"
+        made: list[Path] = []
+        try:
+            self._states.mkdir(parents=True, exist_ok=True)
+            self._data.mkdir(parents=True, exist_ok=True)
+            rows = [
+                entry
+                for group, snapshot in enumerate(snapshots)
+                for entry in self._save_rows(chunk, group, snapshot.state.replay, made)
+            ]
+            segments = self._logs + [self._save_tail(log, made) for log in logs if log.tail]
+            # Copies: views would keep donated buffers alive.
+            arrays = {name: np.array(leaf) for name, leaf in _named(snapshots).items()}
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
+                writer.save((partial / "arrays").resolve(), args=ocp.args.PyTreeSave(arrays))
+            info = {
+                "chunk": chunk,
+                "times": [s.time for s in snapshots],
+                "arrays": {name: _form(value) for name, value in arrays.items()},
+                "states": _digests(partial / "arrays"),
+                "rows": rows,
+                "logs": segments,
+            }
+            files.write_json(partial / "meta.json", {**meta, **info})
+            os.rename(partial, self._states / str(position))
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            for path in made:
+                files.discard(path)
+            raise
+        self._rows, self._logs = rows, segments
+        for log in logs:
+            log.kept()
+        self._remove(self.positions()[: -self._keep])
+        self.clean()
+
+    def newest(self, warn: Warn) -> Saved | None:
+        """The newest checkpoint that can be read, verified, or None where there is none.
+
+        Raises:
+          Damaged: there are checkpoints, and none of them can be read.
+        """
+        positions = self.positions()
+        for position in reversed(positions):
             try:
-                found = self._restore(step, like)
-            except Exception as error:
-                warn(f"checkpoint {step} cannot be read ({_first_line(error)}); trying an older")
-                continue
-            for newer in [s for s in steps if s > step]:
-                self._manager.delete(newer)
-            return found
-        if steps:
-            raise Damaged(f"none of the checkpoints {steps} in {self._directory} can be read")
+                return self.read(position)
+            except Damaged as error:
+                warn(f"warning: checkpoint {position} is damaged ({error}); trying an older one")
+        if positions:
+            raise Damaged(f"none of the checkpoints {positions} in {self._states} can be read")
         return None
 
-    def close(self) -> None:
-        """Waits for what is being written."""
-        self.finish()
-        self._manager.close()
+    def read(self, position: int) -> Saved:
+        """One checkpoint, its arrays and data files verified.
 
-    def _restore(self, step: int, like: list[Snapshot]) -> tuple[list[Snapshot], dict[str, Any]]:
-        saved: Any = self._manager.restore(
-            step,
-            args=ocp.args.Composite(meta=ocp.args.JsonRestore(), groups=ocp.args.PyTreeRestore()),
-        )
+        Raises:
+          Damaged: something is missing or was changed.
+        """
+        meta, arrays = self.read_arrays(position)
+        try:
+            for entry in [*meta["rows"], *meta["logs"]]:
+                if files.file_digest(self._data / entry["file"]) != entry["sha256"]:
+                    raise Damaged(f"{entry['file']} is missing or was changed")
+        except (KeyError, TypeError) as error:
+            raise Damaged(f"its meta.json lacks {error}") from error
+        return Saved(position, meta, arrays)
+
+    def read_arrays(self, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The metadata and arrays of one checkpoint, verified; data files are not looked at."""
+        folder = self._states / str(position)
+        meta = files.read_json(folder / "meta.json")
+        # Before Orbax reads any of them: it neither verifies nor complains in an orderly way.
+        found = _digests(folder / "arrays")
+        if found != meta.get("states"):
+            names = {*found, *meta.get("states", {})}
+            wrong = [n for n in sorted(names) if found.get(n) != meta["states"].get(n)]
+            raise Damaged(f"{', '.join(wrong)} missing or changed")
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                arrays = reader.restore(
+                    (folder / "arrays").resolve(), args=ocp.args.PyTreeRestore()
+                )
+            arrays = {name: np.asarray(value) for name, value in arrays.items()}
+        except Exception as error:  # Orbax raises many kinds
+            raise Damaged(files.first_line(error)) from error
+        _check_same(arrays, meta["arrays"])
+        return meta, arrays
+
+    def load(self, saved: Saved, into: Sequence[Snapshot]) -> list[Snapshot]:
+        """The groups of a checkpoint; replay rows are written into the arrays of `into`, which are
+        donated.
+
+        Raises:
+          Damaged: the checkpoint is of other lanes, sizes or versions than `into`.
+        """
         meta, out = saved.meta, []
-        for group, (found, old) in enumerate(zip(_from_plain(saved.groups, like), like)):
-            chunks = [c for c in meta["manifest"] if c["group"] == group]
-            replay = self._load_rows(chunks, old.state.replay, found["state"].replay)
-            state = jax.tree.map(jnp.asarray, found["state"]._replace(replay=None))
-            state = state._replace(replay=replay)
+        _check_same(saved.arrays, {name: _form(leaf) for name, leaf in _named(into).items()})
+        for group, like in enumerate(into):
+            found = take(saved.arrays, group, _payload(like))
+            state = jax.tree.map(jnp.asarray, found["state"])
+            entries = [entry for entry in meta["rows"] if entry["group"] == group]
+            rings = self._load_rows(entries, like.state.replay)
+            state = state._replace(replay=Buffer(**rings, **state.replay))
             out.append(Snapshot(int(meta["times"][group]), state, found["env"]))
-        self._manifest = meta["manifest"]
-        return out, meta
+        self._rows, self._logs = meta["rows"], meta["logs"]
+        self._remove([p for p in self.positions() if p > saved.position])
+        return out
 
-    def _save_rows(self, group: int, replay: Buffer) -> list[dict[str, Any]]:
-        """Writes the rows added since the last chunk; the manifest of all valid rows."""
+    def restore_log(self, saved: Saved | None, path: Path, warn: Warn) -> int:
+        """Cuts a log back to what a checkpoint has of it, or rebuilds it; returns its size."""
+        entries = [e for e in saved.meta["logs"] if e["log"] == path.name] if saved else []
+        size = entries[-1]["end"] if entries else 0
+        if all(_holds(path, e) for e in entries):
+            if path.exists() and path.stat().st_size > size:
+                os.truncate(path, size)
+            return size
+        blocks = [(self._data / e["file"]).read_bytes() for e in entries]
+        files.write_bytes(path, b"".join(blocks))
+        warn(
+            f"warning: {path.name} was damaged or incomplete and has been rebuilt from "
+            f"checkpoint {saved.position if saved else 0}"
+        )
+        return size
+
+    def clean(self) -> None:
+        """Deletes unfinished files, and data files that no checkpoint refers to."""
+        named = {entry["file"] for entry in [*self._rows, *self._logs]}
+        for position in self.positions():
+            try:
+                meta = files.read_json(self._states / str(position) / "meta.json")
+                named |= {entry["file"] for entry in [*meta["rows"], *meta["logs"]]}
+            except (Damaged, KeyError, TypeError):
+                return  # what it refers to is not known
+        for path in self._data.glob("*"):
+            if path.name not in named:
+                files.discard(path)
+        for path in self._states.glob("*.*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            old = self._states / f"{position}.old"
+            try:
+                os.rename(self._states / str(position), old)
+            except OSError:
+                continue  # tried again after the next checkpoint
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _save_rows(
+        self, chunk: int, group: int, replay: Buffer, made: list[Path]
+    ) -> list[dict[str, Any]]:
+        """Writes the rows added since the last checkpoint; entries of all valid rows."""
         written = int(replay.written[0])
         oldest = written - int(jnp.max(replay.length))
-        kept = [c for c in self._manifest if c["group"] == group and c["end"] > oldest]
-        begin = max([oldest] + [c["end"] for c in kept])
-        ring = replay.data.shape[1] - 1
-        chunks = []
-        if written > begin:
-            rows = np.arange(begin, written + 1) % ring  # with the spare row
-            for name in _ROWS:
-                array = getattr(replay, name)
-                if array is not None:
-                    values = np.asarray(jnp.take(array, rows, axis=1))
-                    file = f"{group}-{name}-{begin}-{written}.npy"
-                    crc = _write_array(self._replay / file, values)
-                    where = {"group": group, "begin": begin, "end": written}
-                    chunks.append({**where, "array": name, "file": file, "crc": crc})
-        return kept + chunks
+        own = [e for e in self._rows if (e["chunk"], e["group"]) == (chunk, group)]
+        kept = [e for e in own if e["end"] > oldest]
+        begin = max([oldest] + [e["end"] for e in kept])
+        if written == begin:
+            return kept
+        entries = []
+        for name in _ROWS:
+            array = getattr(replay, name)
+            if array is not None:
+                path = self._data / f"rows-{chunk}-{group}-{name}-{begin}-{written}.npy"
+                made.append(path)
+                # With the spare row, which holds the newest next observation.
+                sha256 = files.write_blocks(path, _row_blocks(array, begin, written + 1))
+                place = {"chunk": chunk, "group": group, "begin": begin, "end": written}
+                entries.append({**place, "array": name, "file": path.name, "sha256": sha256})
+        return kept + entries
+
+    def _save_tail(self, log: Log, made: list[Path]) -> dict[str, Any]:
+        begin = log.size - len(log.tail)
+        path = self._data / f"log-{begin}-{log.size}-{log.path.name}"
+        made.append(path)
+        sha256 = files.write_bytes(path, bytes(log.tail))
+        place = {"log": log.path.name, "begin": begin, "end": log.size}
+        return {**place, "file": path.name, "sha256": sha256}
 
     def _load_rows(
-        self, chunks: list[dict[str, Any]], like: Buffer, small: dict[str, np.ndarray]
-    ) -> Buffer:
-        ring = like.data.shape[1] - 1
-        arrays = {
-            n: np.zeros(getattr(like, n).shape, getattr(like, n).dtype)
-            for n in _ROWS
-            if getattr(like, n) is not None
-        }
-        for chunk in sorted(chunks, key=lambda c: c["begin"]):
-            values = _read_array(self._replay / chunk["file"], chunk["crc"])
-            rows = np.arange(chunk["begin"], chunk["end"] + 1) % ring
-            arrays[chunk["array"]][:, rows] = values
-        rest = {k: jnp.asarray(v) for k, v in small.items()}
-        filled = {n: jnp.asarray(arrays.pop(n)) if n in arrays else None for n in _ROWS}
-        return Buffer(**filled, **rest)
-
-    def _named_by(self, step: int) -> list[dict[str, Any]]:
-        try:
-            restored: Any = self._manager.restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-            )
-            return restored.meta["manifest"]
-        except Exception:  # damaged: its chunks are of no use
-            return []
+        self, entries: Sequence[dict[str, Any]], like: Buffer
+    ) -> dict[str, jax.Array | None]:
+        rings: dict[str, Any] = {name: getattr(like, name) for name in _ROWS}
+        for entry in sorted(entries, key=lambda e: e["begin"]):
+            name, path = entry["array"], self._data / entry["file"]
+            rings[name] = _fill(rings[name], path, entry["begin"])
+        return rings
 
 
-def _without_rows(state: LaneState) -> LaneState:
-    small = {k: v for k, v in state.replay._asdict().items() if k not in _ROWS}
-    return state._replace(replay=small)  # pyright: ignore[reportArgumentType]
+def _row_blocks(ring_array: jax.Array, begin: int, end: int) -> Iterator[bytes]:
+    """Rows `begin` to `end` of `[lanes, ring + 1, ...]` as an .npy file `[rows, lanes, ...]`, a
+    block at a time: a copy of all of them may not fit into memory."""
+    lanes, ring, *rest = ring_array.shape
+    ring -= 1  # the last row is scratch
+    header = {"descr": ring_array.dtype.str, "fortran_order": False}
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (end - begin, lanes, *rest)})
+    yield stream.getvalue()
+    block = max(1, _BLOCK // (ring_array.nbytes // (ring + 1)))
+    for start in range(begin, end, block):
+        rows = np.arange(start, min(start + block, end)) % ring
+        yield np.moveaxis(np.asarray(jnp.take(ring_array, rows, axis=1)), 1, 0).tobytes()
 
 
-def _payload(snapshots: list[Snapshot]) -> list[dict[str, Any]]:
-    return [{"state": _without_rows(s.state), "env": s.env} for s in snapshots]
+def _put_rows(ring_array: jax.Array, values: jax.Array, row: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(ring_array, values, row, axis=1)
 
 
-def _to_plain(snapshots: list[Snapshot]) -> dict[str, np.ndarray]:
-    """All leaves but the replay rows under their number: Orbax then needs none of our classes."""
-    leaves = jax.tree.leaves(_payload(snapshots))
-    return {f"{i:05d}": np.array(leaf) for i, leaf in enumerate(leaves)}
+_put = jax.jit(_put_rows, donate_argnums=0)
 
 
-def _from_plain(saved: dict[str, Any], like: list[Snapshot]) -> list[dict[str, Any]]:
-    leaves, structure = jax.tree.flatten(_payload(like))
-    found = [np.asarray(saved[name]) for name in sorted(saved)]
-    if len(found) != len(leaves):
-        raise Damaged(f"{len(found)} arrays where {len(leaves)} are expected")
-    return jax.tree.unflatten(structure, found)
+def _fill(ring_array: jax.Array, path: Path, begin: int) -> jax.Array:
+    """Writes the rows of a file, the first being number `begin`, into the ring, in place."""
+    ring = ring_array.shape[1] - 1
+    block = max(1, _BLOCK // (ring_array.nbytes // (ring + 1)))
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        row, end = begin, begin + shape[0]
+        each = int(np.prod(shape[1:]))
+        while row < end:
+            count = min(block, end - row, ring - row % ring)  # up to where the ring wraps
+            values = np.fromfile(file, dtype, count * each).reshape(count, *shape[1:])
+            values = np.ascontiguousarray(np.moveaxis(values, 0, 1))
+            ring_array = _put(ring_array, values, np.int32(row % ring))
+            row += count
+    return ring_array
 
 
-def _write_array(path: Path, values: np.ndarray) -> int:
-    partial = path.with_suffix(".tmp")
-    with partial.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    return zlib.crc32(path.read_bytes())
+def take(arrays: dict[str, np.ndarray], group: int, like: Any) -> Any:
+    """A tree like `like`, which is a part of a group's `{"state": ..., "env": ...}`, with the
+    leaves that a checkpoint has under the same names."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree.unflatten(structure, [arrays[_name(group, path)] for path, _ in paths])
 
 
-def _read_array(path: Path, crc: int) -> np.ndarray:
-    data = path.read_bytes()
-    if zlib.crc32(data) != crc:
-        raise Damaged(f"{path.name} does not have its checksum")
-    return np.load(path, allow_pickle=False)
+def _payload(snapshot: Snapshot) -> dict[str, Any]:
+    """What goes through Orbax: everything but the replay rows."""
+    replay = snapshot.state.replay._asdict()
+    small = {k: v for k, v in replay.items() if k not in _ROWS}
+    return {"state": snapshot.state._replace(replay=small), "env": snapshot.env}  # pyright: ignore
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+def _name(group: int, path: tuple[Any, ...]) -> str:
+    """A leaf's name, e.g. "0.state.agent.actor.params.Dense_0.kernel"."""
+    keys = (getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in path)
+    return ".".join([str(group), *(str(k).replace("/", ".") for k in keys)])
+
+
+def _named(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """All leaves but the replay rows, by name."""
+    return {
+        _name(group, path): leaf
+        for group, snapshot in enumerate(snapshots)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(_payload(snapshot))[0]
+    }
+
+
+def _form(value: Any) -> str:
+    """Type and shape, e.g. "float32[2,256]"."""
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _check_same(found: dict[str, np.ndarray], expected: dict[str, str]) -> None:
+    """Names, shapes and types of arrays against those expected."""
+    for name in sorted({*found, *expected}):
+        ours = expected.get(name, "absent")
+        theirs = _form(found[name]) if name in found else "absent"
+        if ours != theirs:
+            raise Damaged(f"{name} is {theirs} in the checkpoint where {ours} is expected")
+
+
+def _digests(folder: Path) -> dict[str, str | None]:
+    """Digests of all files of a folder."""
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    return {str(path.relative_to(folder)): files.file_digest(path) for path in paths}
+
+
+def _holds(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether a log has the bytes of a segment."""
+    try:
+        with path.open("rb") as file:
+            file.seek(entry["begin"])
+            data = file.read(entry["end"] - entry["begin"])
+    except OSError:
+        return False
+    return files.digest(data) == entry["sha256"]

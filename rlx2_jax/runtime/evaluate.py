@@ -4,7 +4,7 @@ Besides the return, the value error Q(s, a) - G: what the critic believes of its
 against the discounted return that followed, the quantity that section 4.2 is about.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx2_jax import networks
 from rlx2_jax.config import Lane
-from rlx2_jax.envs.base import MAX_SEED, HostEnvs
+from rlx2_jax.envs.base import MAX_SEED, EnvironmentFailure, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.lane import LaneState, Stream, stream_key
 from rlx2_jax.runtime.program import Program, judge_lane
@@ -21,6 +21,7 @@ from rlx2_jax.types import Array
 
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
+LONGEST = 100_000  # steps of an episode where the environment has no time limit
 _TAIL = 0.01  # a cut episode's steps count while γ^(steps left) is below this
 
 
@@ -39,6 +40,10 @@ def seeds(seed: int, stream: Stream, count: int) -> list[int]:
     return [int(x) & MAX_SEED for x in sequence.generate_state(count)]
 
 
+class Interrupted(Exception):
+    """An evaluation was given up because the run has to stop."""
+
+
 class Judge(Protocol):
     """Lanes that act, and say what they expect of it; a `Program` is one."""
 
@@ -54,21 +59,32 @@ class HostEvaluator:
     """Evaluates all lanes of a program side by side in host environments."""
 
     def __init__(self, envs: HostEnvs, program: Judge, episodes: int = EPISODES):
-        self._envs, self._program, self._episodes = envs, program, episodes
+        self.envs, self._program, self._episodes = envs, program, episodes
         self._seeds = [
             s for lane in program.lanes for s in seeds(lane.seed, Stream.EVALUATION, episodes)
         ]
         self._discount = np.array([lane.discount for lane in program.lanes])
+        self._longest = envs.spec.max_episode_steps or LONGEST
 
-    def __call__(self, state: Any) -> Evaluation:
+    def __call__(self, state: Any, stop: Callable[[], bool] = lambda: False) -> Evaluation:
+        """One episode in every environment.
+
+        Raises:
+          Interrupted: `stop()` became true on the way.
+          EnvironmentFailure: an environment raised, or does not end an episode.
+        """
         lanes, k = len(self._program.lanes), self._episodes
-        obs = self._envs.reset(self._seeds)
+        obs = self.envs.reset(self._seeds)
         active = np.ones(lanes * k, bool)
         rewards, values, actives = [], [], []
         cut = np.zeros(lanes * k, bool)
         while active.any():
+            if stop():
+                raise Interrupted
+            if len(rewards) >= self._longest:
+                raise self._endless(int(np.argmax(active)))
             action, q = self._program.judge(state, obs.reshape(lanes, k, -1))
-            step = self._envs.step(np.array(action).reshape(lanes * k, -1), active)
+            step = self.envs.step(np.array(action).reshape(lanes * k, -1), active)
             rewards.append(np.where(active, step.reward, 0.0))
             values.append(np.array(q).reshape(-1))
             actives.append(active.copy())
@@ -79,6 +95,13 @@ class HostEvaluator:
             np.array(rewards), np.array(values), np.array(actives), cut, self._discount, k
         )
 
+    def _endless(self, index: int) -> EnvironmentFailure:
+        error = TimeoutError(
+            f"an evaluation episode has not ended after {self._longest:,} steps and the "
+            f"environment has no time limit: set one with --max_episode_steps"
+        )
+        return EnvironmentFailure("evaluation", index, error)
+
 
 class DeviceEvaluator:
     """The same inside XLA: one scan over the time limit."""
@@ -86,7 +109,9 @@ class DeviceEvaluator:
     def __init__(self, env: DeviceEnv, program: Program, episodes: int = EPISODES):
         horizon = env.spec.max_episode_steps
         if horizon is None:
-            raise ValueError("evaluation on the device needs a time limit: set episode_length")
+            raise ValueError(
+                "evaluation on the device needs a time limit: set one with --max_episode_steps"
+            )
         self._program, self._episodes = program, episodes
         self._discount = np.array([lane.discount for lane in program.lanes])
 

@@ -7,7 +7,10 @@ protocol buffer with wall_time (1, double), step (2, varint), file_version (3, s
 
 import struct
 import time
-from pathlib import Path
+
+import numpy as np
+
+from rlx2_jax.runtime.files import Log
 
 
 def _crc_table() -> list[int]:
@@ -44,6 +47,11 @@ def _message(field: int, data: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(data)) + data
 
 
+def _float(value: float) -> bytes:
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        return np.float32(value).tobytes()
+
+
 def record(data: bytes) -> bytes:
     """One record of an event file."""
     length = struct.pack("<Q", len(data))
@@ -53,23 +61,18 @@ def record(data: bytes) -> bytes:
 class Events:
     """Scalars appended to one event file, each record written whole."""
 
-    def __init__(self, path: Path):
-        fresh = not path.exists() or path.stat().st_size == 0
-        self._file = path.open("ab")
-        if fresh:
+    def __init__(self, log: Log):
+        self._log = log
+        if not log.size:
             self._write(_message(3, b"brain.Event:2"))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """One event with all `values` at `step`."""
         summary = b"".join(
-            _message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
+            _message(1, _message(1, tag.encode()) + b"\x15" + _float(value))
             for tag, value in values.items()
         )
         self._write(b"\x10" + _varint(step) + _message(5, summary))
 
     def _write(self, body: bytes) -> None:
-        self._file.write(record(b"\x09" + struct.pack("<d", time.time()) + body))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        self._log.append(record(b"\x09" + struct.pack("<d", time.time()) + body))

@@ -2,53 +2,195 @@
 
 import contextlib
 import dataclasses
-import json
 import shutil
 import signal
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlx2_jax import compact
 from rlx2_jax import lane as lanes_
-from rlx2_jax.config import Lane
-from rlx2_jax.runtime import checkpoint, logging, summary, weights
-from rlx2_jax.runtime.evaluate import Evaluation
+from rlx2_jax.runtime import files, fingerprint, logging, summary, weights
+from rlx2_jax.runtime.checkpoint import Checkpoints, Saved
+from rlx2_jax.runtime.evaluate import Interrupted
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
+from rlx2_jax.runtime.files import Damaged
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 from rlx2_jax.runtime.program import initial_agent, unstack
 from rlx2_jax.runtime.run import (
+    CHECKPOINTS,
+    CONFIG,
     Run,
     RunError,
     available_memory,
     chunk_size,
     disk_bytes,
+    has_run,
     label,
     lane_ledger,
     make_loop,
+    memory_bytes,
+    read_run,
     with_paths,
 )
 
-CONFIG, SUMMARY = "config.json", "summary.json"
+SUMMARY, CURVES = "summary.json", "curves.png"
+_SHOWN = 1000  # steps between redrawings of the progress display
 
 
+class Unwritten(RunError):
+    """The run has ended, and the disk refused some of its files."""
+
+
+def execute(
+    run: Run,
+    directory: Path,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    say: Callable[[str], None] | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Trains all lanes of `run` in `directory`; returns the summary.
+
+    Args:
+      resume: continue the run that the directory holds, which must have the settings of `run`.
+      restart: with `resume`, discard its checkpoints and logs and begin again.
+      say: takes lines for the user; by default they go to the progress display.
+
+    Raises:
+      RunError: it cannot start, or files of the finished run could not be written.
+      Stopped: SIGINT or SIGTERM came; everything is saved.
+      LaneFailure: an environment raised; saved as well.
+    """
+    directory = Path(directory)
+    with locked(directory), Stopper() as stop:
+        labels = [label(lane, i) for i, lane in enumerate(run.lanes)]
+        shown = logging.Progress(run.config.steps, labels, quiet=not progress)
+        say = say or shown.say
+        run = claim(run, directory, resume=resume, restart=restart, say=say)
+        return _Execution(run, directory, stop, say, shown).start(resume)
+
+
+def claim(
+    run: Run, directory: Path, *, resume: bool, restart: bool, say: Callable[[str], None]
+) -> Run:
+    """Notes the run's settings in its directory, or checks that they are the ones noted there.
+
+    Returns the run with its number of lanes per chunk, which stays as it was first chosen.
+    """
+    path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
+    if resume and has_run(directory):
+        found = read_run(directory, say)
+        _check_same_settings(found, dataclasses.replace(run, chunk=found.chunk), directory)
+        _check_memory(found)
+        if restart:
+            _discard(directory)
+    else:
+        _refuse_other_files(directory)
+        found = dataclasses.replace(run, chunk=chunk_size(run, available_memory()))
+        _check_disk(found, directory)
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for file in (path, copy):
+            if not _holds(file, found):
+                files.write_json(file, found.to_json())
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {directory} ({files.first_line(error)}): free some space, or choose "
+            f"another --logdir"
+        ) from error
+    return found
+
+
+def _holds(path: Path, run: Run) -> bool:
+    try:
+        return Run.from_json(files.read_json(path)) == run
+    except (Damaged, RunError):
+        return False
+
+
+def _refuse_other_files(directory: Path) -> None:
+    names = (CONFIG, f"{CHECKPOINTS}/{CONFIG}", f"{CHECKPOINTS}/states", *logging.LOGS, SUMMARY)
+    held = [name for name in names if (directory / name).exists()]
+    if held:
+        raise RunError(
+            f"{directory} already holds a run ({held[0]}): continue it with --resume, "
+            f"or choose another --logdir"
+        )
+
+
+def _check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
+    """The form of execution may differ: the run goes on in the one that it began with."""
+    plain = lambda run: dataclasses.replace(  # noqa: E731
+        run, lanes=tuple(dataclasses.replace(lane, execution="masked") for lane in run.lanes)
+    )
+    ours, theirs = (plain(x).to_json() for x in (wanted, found))
+    other = [name for name in ours if ours[name] != theirs[name]]
+    if other:
+        raise RunError(
+            f"{directory} holds a run with other settings ({', '.join(other)} differ): choose "
+            f"another --logdir, or ask for the same"
+        )
+    if any(lane.execution == "compact" for lane in found.lanes) and compact.execution() == "off":
+        raise RunError(
+            "this run has compact lanes, but RLX2_COMPACT=off switches them off: unset RLX2_COMPACT"
+        )
+
+
+def _check_memory(run: Run) -> None:
+    need, free = memory_bytes(run), available_memory()
+    if need > free:
+        raise RunError(
+            f"this run needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
+            f"available: free some, then --resume again"
+        )
+
+
+def _check_disk(run: Run, directory: Path) -> None:
+    need, free = disk_bytes(run), shutil.disk_usage(directory).free
+    if need > free:
+        raise RunError(
+            f"checkpoints will take about {need / 1e9:.1f} GB and {directory} has "
+            f"{free / 1e9:.1f} GB free: free some, lower --capacity, or choose another --logdir"
+        )
+
+
+def _discard(directory: Path) -> None:
+    """Deletes what a run has made, but not its settings."""
+    for name in ("states", "data"):
+        shutil.rmtree(directory / CHECKPOINTS / name, ignore_errors=True)
+    for name in ("initial", "final"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in (*logging.LOGS, SUMMARY, CURVES):
+        files.discard(directory / name)
+
+
+@dataclasses.dataclass
 class _Chunk:
-    """One chunk of lanes on its way through the run."""
+    """Lanes that are trained together, and how far they have come."""
 
-    def __init__(self, run: Run, directory: Path, index: int, first: int, lanes: Sequence[Lane]):
-        self.run, self.first, self.lanes = run, first, list(lanes)
-        self.directory = directory / "checkpoints" / f"chunk-{index}"
-        self.labels = [label(lane, first + i) for i, lane in enumerate(lanes)]
-        self.history: list[dict[str, Any]] = []  # evaluation rows
-        self.last: list[dict[str, Any]] = []  # newest report
-        self.frozen: set[int] = set()
-        self.seconds = 0.0
+    run: Run
+    index: int
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # evaluation rows
+    last: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # newest report
+    frozen: list[int] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0  # of training
+    evaluated: int = -1  # time of the last evaluation
+    reported: int = 0  # time of the last row of metrics
 
-    @property
-    def done(self) -> Path:
-        return self.directory / "done.json"
+    def __post_init__(self) -> None:
+        self.first = self.index * self.run.chunk
+        self.lanes = list(self.run.lanes[self.first : self.first + self.run.chunk])
+        self.labels = [label(lane, self.first + i) for i, lane in enumerate(self.lanes)]
+
+    def progress(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        names = ("history", "last", "frozen", "seconds", "evaluated", "reported")
+        return {name: getattr(self, name) for name in names}
 
     def results(self) -> list[summary.LaneResult]:
         return [
@@ -63,211 +205,213 @@ class _Chunk:
         ]
 
 
-def execute(
-    run: Run,
-    directory: Path,
-    *,
-    resume: bool = False,
-    say: Callable[[str], None] | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Trains all lanes of `run` in `directory`; returns the summary.
-
-    Raises `RunError` where it cannot start, `Stopped` after SIGINT or SIGTERM (everything
-    saved), `LaneFailure` where an environment raised (saved as well).
-    """
-    directory = Path(directory)
-    with locked(directory), Stopper() as stop:
-        return _Execution(run, directory, stop, say, progress).start(resume)
-
-
 class _Execution:
     def __init__(
         self,
         run: Run,
         directory: Path,
         stop: Stopper,
-        say: Callable[[str], None] | None,
-        progress: bool,
+        say: Callable[[str], None],
+        progress: logging.Progress,
     ):
         self.run, self.directory, self.stop = run, directory, stop
-        all_labels = [label(lane, i) for i, lane in enumerate(run.lanes)]
-        self.progress = logging.Progress(run.config.steps, all_labels, quiet=not progress)
-        self.say = say or self.progress.say
+        self.say, self.progress = say, progress
+        self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
+        self.outbox = files.Outbox(say)
+        self.fingerprint = fingerprint.fingerprint()
+        self.end = lanes_.total_time(run.config)
+        self.chunks = [_Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
+        self.kept: dict[str, str] = {}  # digests of files in initial/ and final/
+        self.saved_at = 0  # environment steps at the last checkpoint
+        self.unsaved = False  # whether the last checkpoint failed
+        self.log: logging.RunLog
 
     def start(self, resume: bool) -> dict[str, Any]:
-        directory = self.directory
-        size = chunk_size(self.run, available_memory())
-        self.run = run = dataclasses.replace(self.run, chunk=size)  # the same when resumed
-        chunks = [
-            _Chunk(run, directory, i, first, run.lanes[first : first + size])
-            for i, first in enumerate(range(0, len(run.lanes), size))
-        ]
-        self._check_disk()
-        if (directory / CONFIG).exists() and not resume:
-            raise RunError(
-                f"{directory} already holds a run: continue it with --resume, "
-                f"or choose another --logdir"
-            )
-        if not (directory / CONFIG).exists():
-            logging.write_json(directory / CONFIG, run.to_json())
-        began, sizes = False, {}
-        for chunk in chunks:
-            if chunk.done.exists():
-                saved = json.loads(chunk.done.read_text())
-                chunk.history, chunk.last = saved["history"], saved["last"]
-                chunk.seconds, sizes = saved["seconds"], saved["sizes"]
-                continue
-            if not began:
-                began = True
-                if chunk is not chunks[0]:
-                    logging.cut_back(directory, sizes)
-            self._train(chunk, resume)
-        results = [result for chunk in chunks for result in chunk.results()]
-        found = summary.summarize(run, results)
-        logging.write_json(directory / SUMMARY, found)
-        summary.plot(run, results, directory / "curves.png")
-        return found
+        saved = self._newest() if resume else None
+        self.store.clean()
+        sizes = {
+            name: self.store.restore_log(saved, self.directory / name, self.say)
+            for name in logging.LOGS
+        }
+        self.log = logging.RunLog(self.directory, self.say, sizes)
+        first = self._take_up(saved) if saved else 0
+        for chunk in self.chunks[first:]:
+            self._train(chunk, saved if chunk.index == first else None)
+        return self._finish()
 
-    def _check_disk(self) -> None:
-        need = disk_bytes(self.run)
-        free = shutil.disk_usage(self.directory).free
-        if need > free:
-            raise RunError(
-                f"checkpoints will take about {need / 1e9:.1f} GB and {self.directory} has "
-                f"{free / 1e9:.1f} GB free: free some, lower --capacity, or choose another --logdir"
-            )
-
-    def _train(self, chunk: _Chunk, resume: bool) -> None:
-        run, config, directory = self.run, self.run.config, self.directory
-        loop = make_loop(run, chunk.lanes, directory)
-        store = checkpoint.Checkpoints(chunk.directory.resolve(), keep=run.keep)
-        log = None
+    def _newest(self) -> Saved | None:
+        """The newest good checkpoint, checked against the run."""
+        begin_again = f"begin again with --resume --restart --logdir={self.directory}"
         try:
-            found = store.restore(loop.snapshots(), warn=self.say) if resume else None
-            if found is not None:
-                snapshots, meta = found
-                logging.cut_back(directory, meta["sizes"])
-                chunk.history, chunk.seconds = meta["history"], meta["seconds"]
-                chunk.frozen, chunk.last = set(meta["frozen"]), meta["last"]
-                loop.restore(snapshots, exact=meta["exact"])
-                if not (meta["exact"] and loop.exact_restore):
+            saved = self.store.newest(self.say)
+        except Damaged as error:
+            raise RunError(f"{error}: restore them from a copy, or {begin_again}") from error
+        if saved is None:
+            if _trained(self.directory):
+                raise RunError(
+                    f"{self.directory} has results but no checkpoint to continue from: restore "
+                    f"{CHECKPOINTS}/ from a copy, or {begin_again}"
+                )
+            return None
+        if saved.meta.get("run") != self.run.digest:
+            raise RunError(
+                f"the checkpoints in {self.directory} belong to a run with other settings than "
+                f"its {CONFIG}: restore the right one"
+            )
+        before, now = saved.meta["fingerprint"], self.fingerprint
+        if before["jax_enable_x64"] != now["jax_enable_x64"]:
+            raise RunError(
+                f"this run was started with JAX_ENABLE_X64={before['jax_enable_x64']}, now it is "
+                f"{now['jax_enable_x64']}: set it as it was"
+            )
+        for line in fingerprint.differences(before, now):
+            self.say(f"warning: {line}; results may differ from those of an uninterrupted run")
+        return saved
+
+    def _take_up(self, saved: Saved) -> int:
+        """Restores everything but the lanes themselves; returns the chunk to go on with."""
+        meta = saved.meta
+        for chunk, before in zip(self.chunks, meta["progress"]):
+            for name, value in before.items():
+                setattr(chunk, name, value)
+        self.kept = meta["files"]
+        for name, sha256 in self.kept.items():
+            path = self.directory / name
+            if files.file_digest(path) == sha256:
+                continue
+            lane = int(path.stem.rsplit("-", 1)[1])
+            if name.startswith("initial/"):
+                self._keep_initial(lane)
+                self.say(f"warning: {name} was missing or damaged and has been made again")
+            elif lane < self.chunks[meta["chunk"]].first:
+                self.say(f"warning: {name} is missing or damaged and cannot be made again")
+        return meta["chunk"]
+
+    def _train(self, chunk: _Chunk, saved: Saved | None) -> None:
+        loop = make_loop(self.run, chunk.lanes, self.directory)
+        try:
+            if saved:
+                try:
+                    snapshots = self.store.load(saved, loop.snapshots())
+                except Damaged as error:
+                    raise RunError(
+                        f"checkpoint {saved.position} does not fit this version of the program "
+                        f"({error}): resume it with the version that wrote it"
+                    ) from error
+                loop.restore(snapshots, exact=saved.meta["exact"])
+                if not (saved.meta["exact"] and loop.exact_restore):
                     self.say("environments cannot be continued where they were: new episodes begin")
-                self.say(f"resumed at step {loop.time * config.num_envs:,}")
-            elif resume and chunk.first == 0:
-                logging.cut_back(directory, {})
-            log = logging.RunLog(directory)
-            if found is None:
-                self._keep_initial(loop, chunk)
-                self._evaluate(chunk, loop, log)
-            self.progress.start(loop.time * config.num_envs)
-            self._go(chunk, loop, store, log)
+                self.saved_at = loop.time * self.run.config.num_envs
+                self.say(f"resumed at step {self.saved_at:,}")
+            else:
+                for i in range(len(chunk.lanes)):
+                    self._keep_initial(chunk.first + i)
+            self.progress.start(loop.time * self.run.config.num_envs)
+            self._go(chunk, loop)
         finally:
-            with contextlib.suppress(Exception):
-                store.close()
-            if log is not None:
-                log.close()
             loop.close()
 
-    def _go(
-        self,
-        chunk: _Chunk,
-        loop: HostLoop | DeviceLoop,
-        store: checkpoint.Checkpoints,
-        log: logging.RunLog,
-    ) -> None:
+    def _go(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
         """From the loop's time to the end, stopping at each event on the way."""
-        run, config = self.run, self.run.config
-        end = lanes_.total_time(config)
-        every = lambda steps: max(1, steps // config.num_envs)  # noqa: E731
-        evaluations, metrics = every(run.eval_interval), every(run.metrics_interval)
-        saves, shown = every(run.checkpoint_interval), every(1000)
-        saved_at = loop.time
-        while loop.time < end:
-            events = [(loop.time // x + 1) * x for x in (evaluations, metrics, saves, shown)]
+        run, envs = self.run, self.run.config.num_envs
+        intervals = (run.eval_interval, run.metrics_interval, run.checkpoint_interval, _SHOWN)
+        every = [max(1, steps // envs) for steps in intervals]
+        while True:
+            self._events(chunk, loop, *every[:3])
+            if loop.time >= self.end:
+                break
             start = clock.perf_counter()
-            try:
-                loop.advance(min(end, *events), self.stop)
-            except LaneFailure as failure:
-                self._save(chunk, loop, store, log, exact=False)
-                store.finish()
-                raise LaneFailure(
-                    f"{failure}\nEverything before that step is saved: correct the environment "
-                    f"and continue with --resume --logdir={self.directory}"
-                ) from failure
+            with self._saving_failures(chunk, loop, exact=False):
+                loop.advance(min(self.end, *((loop.time // x + 1) * x for x in every)), self.stop)
             chunk.seconds += clock.perf_counter() - start
-            t = loop.time
-            self.progress.update(t * config.num_envs)
-            if t % metrics == 0 or t == end:
-                self._report(chunk, loop, log)
-            if t % evaluations == 0 or t == end:
-                self._evaluate(chunk, loop, log)
-            due = t % saves == 0 or t == end or self.stop()
-            if due and self._save(chunk, loop, store, log):
-                saved_at = t
-            if self.stop():
-                store.finish()
-                name = signal.Signals(self.stop.signal or signal.SIGINT).name
-                raise Stopped(
-                    f"stopped by {name} at step {t * config.num_envs:,}, saved at step "
-                    f"{saved_at * config.num_envs:,}: continue with "
-                    f"--resume --logdir={self.directory}",
-                    self.stop.signal or signal.SIGINT,
-                )
-        store.finish()
+            self.progress.update(loop.time * envs)
         self._keep_final(loop, chunk)
-        logging.write_json(
-            chunk.done,
-            {
-                "history": chunk.history,
-                "last": chunk.last,
-                "seconds": chunk.seconds,
-                "sizes": log.sizes(),
-            },
-        )
 
-    def _keep_initial(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
-        """The dense initial weights and first masks of every lane, so that they can be rewound."""
+    def _events(
+        self, chunk: _Chunk, loop: HostLoop | DeviceLoop, evaluate: int, report: int, save: int
+    ) -> None:
+        """What is due at this time and was not done before."""
+        t, last = loop.time, loop.time >= self.end
+        if t > chunk.reported and (t % report == 0 or last):
+            self._report(chunk, loop)
+        if t > chunk.evaluated and (t % evaluate == 0 or last):
+            with self._saving_failures(chunk, loop, exact=True):
+                self._evaluate(chunk, loop)
+        self.log.flush()
+        self.outbox.flush()
+        if t % save == 0 or last or self.unsaved or self.stop():
+            self._save(chunk, loop)
+        if self.stop():
+            number = self.stop.signal or signal.SIGINT
+            raise Stopped(
+                f"stopped by {signal.Signals(number).name} at step "
+                f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
+                f"with --resume --logdir={self.directory}",
+                number,
+            )
+
+    @contextlib.contextmanager
+    def _saving_failures(
+        self, chunk: _Chunk, loop: HostLoop | DeviceLoop, *, exact: bool
+    ) -> Iterator[None]:
+        """Saves before an environment's error ends the run."""
+        try:
+            yield
+        except LaneFailure as failure:
+            self.log.flush()
+            if self._save(chunk, loop, exact=exact):
+                hint = "Everything before that is saved: correct the environment and continue with"
+            else:
+                hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
+            raise LaneFailure(f"{failure}\n{hint} --resume --logdir={self.directory}") from failure
+
+    def _keep_initial(self, number: int) -> None:
+        """The dense initial weights and first masks of a lane, so that they can be rewound."""
         config = dataclasses.replace(self.run.config, execution="masked")
-        for i, lane in enumerate(chunk.lanes):
-            own = with_paths(lane, self.directory)
-            first = initial_agent(config, lane)
-            begun = weights.of_agent(weights.given(first, config, own))
-            if not lane.tiny:  # a dense lane of the same seed has the weights off the mask as well
-                none = {"actor_sparsity": 0.0, "critic_sparsity": 0.0, "masks": None}
-                dense = dataclasses.replace(own, **none)
-                whole = initial_agent(config, dense)
-                every = weights.of_agent(weights.given(whole, config, dense))
-                begun = {k: weights.Weights(every[k].weights, v.mask) for k, v in begun.items()}
-            weights.save(self.directory / "initial" / f"lane-{chunk.first + i}.npz", begun)
+        lane = self.run.lanes[number]
+        own = with_paths(lane, self.directory)
+        begun = weights.of_agent(weights.given(initial_agent(config, lane), config, own))
+        if not lane.tiny:  # a dense lane of the same seed has the weights off the mask as well
+            none = {"actor_sparsity": 0.0, "critic_sparsity": 0.0, "masks": None}
+            dense = dataclasses.replace(own, **none)
+            whole = initial_agent(config, dense)
+            every = weights.of_agent(weights.given(whole, config, dense))
+            begun = {k: weights.Weights(every[k].weights, v.mask) for k, v in begun.items()}
+        self._keep(f"initial/lane-{number}.npz", begun)
 
     def _keep_final(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
         """The networks that every lane ended with."""
         for state, members in zip(loop.states(), loop.lanes):
             for row, i in enumerate(members):
-                agent = unstack(state.agent, row)
-                path = self.directory / "final" / f"lane-{chunk.first + i}.npz"
-                weights.save(path, weights.of_agent(agent))
+                networks = weights.of_agent(unstack(state.agent, row))
+                self._keep(f"final/lane-{chunk.first + i}.npz", networks)
 
-    def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop, log: logging.RunLog) -> None:
-        found: Evaluation = loop.evaluate()
+    def _keep(self, name: str, networks: dict[str, weights.Weights]) -> None:
+        self.kept[name] = self.outbox.write(self.directory / name, weights.to_bytes(networks))
+
+    def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
+        try:
+            found = loop.evaluate(self.stop)
+        except Interrupted:
+            return  # due again when the run is resumed
         step = loop.time * self.run.config.num_envs
         rows = evaluation_rows(found, chunk.lanes, step, chunk.first)
         chunk.history += rows
-        log.evaluations.write(rows)
+        chunk.evaluated = loop.time
+        self.log.evaluations.write(rows)
         for row, name in zip(rows, chunk.labels):
             keys = ("mean_return", "mean_length", "value_bias", "value_spread")
-            log.events.scalars(step, {f"{name}/{k}": row[k] for k in keys})
+            self.log.events.scalars(step, {f"{name}/{k}": row[k] for k in keys})
         self.progress.returns(chunk.labels, [row["mean_return"] for row in rows])
         self.progress.update(step, "evaluated", force=True)
 
-    def _report(self, chunk: _Chunk, loop: HostLoop | DeviceLoop, log: logging.RunLog) -> None:
+    def _report(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
         step = loop.time * self.run.config.num_envs
-        chunk.last = loop.report()
+        chunk.last, chunk.reported = loop.report(), loop.time
         rows = []
         for i, (lane, row) in enumerate(zip(chunk.lanes, chunk.last)):
             if not row["alive"] and i not in chunk.frozen:
-                chunk.frozen.add(i)
+                chunk.frozen.append(i)
                 self.say(
                     f"lane {chunk.labels[i]}: a gradient was not finite by step {step:,}; its "
                     f"networks are frozen at their last finite values, other lanes go on"
@@ -281,34 +425,61 @@ class _Execution:
                 "step": step,
             }
             rows.append({**head, **row})
-            log.events.scalars(step, {f"{chunk.labels[i]}/{k}": float(v) for k, v in row.items()})
-        log.metrics.write(rows)
+            tags = {f"{chunk.labels[i]}/{k}": float(v) for k, v in row.items()}
+            self.log.events.scalars(step, tags)
+        self.log.metrics.write(rows)
 
-    def _save(
-        self,
-        chunk: _Chunk,
-        loop: HostLoop | DeviceLoop,
-        store: checkpoint.Checkpoints,
-        log: logging.RunLog,
-        *,
-        exact: bool = True,
-    ) -> bool:
-        """A checkpoint; a disk that is full costs this one, not the run and not the last one."""
+    def _save(self, chunk: _Chunk, loop: HostLoop | DeviceLoop, *, exact: bool = True) -> bool:
+        """A checkpoint; a failure costs this one, not the run and not the last good one."""
+        snapshots = loop.snapshots()
+        step = loop.time * self.run.config.num_envs
+        position = chunk.index * (self.end + 1) + max(s.time for s in snapshots)
         meta = {
-            "history": chunk.history,
-            "seconds": chunk.seconds,
-            "sizes": log.sizes(),
-            "frozen": sorted(chunk.frozen),
-            "last": chunk.last,
-            "exact": exact,
+            "progress": [c.progress() for c in self.chunks[: chunk.index + 1]],
+            "files": self.kept,
             "lanes": loop.lanes,
+            "exact": exact,
+            "run": self.run.digest,
+            "fingerprint": self.fingerprint,
         }
         try:
-            store.save(loop.snapshots(), meta)
+            self.store.save(position, chunk.index, snapshots, self.log.logs, meta)
         except Exception as error:  # whatever it was, the run is worth more than this checkpoint
-            self.say(
-                f"checkpoint at step {loop.time * self.run.config.num_envs:,} failed "
-                f"({type(error).__name__}: {error}); the last good one is kept, training goes on"
-            )
+            if not self.unsaved:
+                self.say(
+                    f"warning: the checkpoint at step {step:,} failed ({files.first_line(error)}); "
+                    f"the last good one, of step {self.saved_at:,}, is kept, training goes on"
+                )
+            self.unsaved = True
             return False
+        if self.unsaved:
+            self.say(f"checkpoints work again: saved at step {step:,}")
+        self.unsaved, self.saved_at = False, step
         return True
+
+    def _finish(self) -> dict[str, Any]:
+        """Closing files. The summary comes last: it says that the run is complete."""
+        results = [result for chunk in self.chunks for result in chunk.results()]
+        found = summary.summarize(self.run, results)
+        self.outbox.write(self.directory / CURVES, summary.plot(self.run, results))
+        if self.log.flush() and self.outbox.flush():
+            self.outbox.write(self.directory / SUMMARY, files.to_json(found).encode())
+        missing = [*self.log.missing, *self.outbox.missing]
+        if missing:
+            names = ", ".join(str(path.relative_to(self.directory)) for path in missing)
+            raise Unwritten(
+                f"training has ended, but the disk refused {names} and {SUMMARY}: free some space, "
+                f"then --resume --logdir={self.directory} writes them"
+            )
+        return found
+
+
+def _trained(directory: Path) -> bool:
+    """Whether a run has got anywhere: more rows than the evaluation before the first step."""
+    if (directory / SUMMARY).exists() or (directory / logging.METRICS).exists():
+        return True
+    path = directory / logging.EVALUATIONS
+    with contextlib.suppress(OSError):
+        steps = {line.split(",")[3] for line in path.read_text().splitlines()[1:]}
+        return bool(steps - {"0"})
+    return False

@@ -1,5 +1,6 @@
 """Lanes that one device call updates, and what is reported of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -65,8 +66,16 @@ class Group:
 
     def explain(self, failure: EnvironmentFailure) -> LaneFailure:
         """Says which lane's environment failed, in the step after the last."""
-        envs, lane = self.program.config.num_envs, ""
-        if failure.index is not None:
-            which = self.program.lanes[failure.index // envs]
-            lane = f"lane {which.method}, seed {which.seed}, "
-        return LaneFailure(f"{lane}step {(self.time + 1) * envs}: {failure}")
+        envs = self.program.config.num_envs
+        return explain(failure, self.program.lanes, envs, f"step {(self.time + 1) * envs}")
+
+
+def explain(
+    failure: EnvironmentFailure, lanes: Sequence[Lane], envs_per_lane: int, when: str
+) -> LaneFailure:
+    """Says which lane's environment failed, and when."""
+    lane = ""
+    if failure.index is not None:
+        which = lanes[failure.index // envs_per_lane]
+        lane = f"lane {which.name or which.method}, seed {which.seed}, "
+    return LaneFailure(f"{lane}{when}: {failure}")

@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,13 +36,16 @@ def locked(directory: Path) -> Iterator[None]:
 
 class Stopper:
     """Turns SIGINT and SIGTERM into a request to stop after the current step; a second signal
-    ends the process at once."""
+    ends the process at once. Does nothing outside the main thread, which alone gets signals."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def __enter__(self) -> "Stopper":
-        self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._old: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -49,7 +54,10 @@ class Stopper:
 
     def _note(self, number: int, _: Any) -> None:
         if self.signal is not None:
-            raise KeyboardInterrupt
+            # Nothing is left half written: files are renamed into place or cut back on resume.
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopped at once: --resume continues from the last checkpoint\n")
+            os._exit(128 + number)
         self.signal = number
 
     def __call__(self) -> bool:

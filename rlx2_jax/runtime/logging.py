@@ -1,11 +1,8 @@
-"""What a run leaves behind: CSV tables, TensorBoard events, `config.json`, `summary.json`.
+"""What a run leaves behind while it trains: CSV tables, TensorBoard events, a live display."""
 
-Files only grow. A checkpoint notes how long each was, and a resumed run cuts them back to that
-length first, so that no row appears twice.
-"""
-
+import contextlib
 import csv
-import json
+import io
 import os
 import sys
 import time
@@ -16,46 +13,34 @@ from typing import Any, TextIO
 import numpy as np
 
 from rlx2_jax.runtime.events import Events
+from rlx2_jax.runtime.files import Log, Warn
 
 EVALUATIONS, METRICS, EVENTS = "evaluations.csv", "metrics.csv", "events.out.tfevents.rlx2"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes atomically: a reader sees the old file or the new one."""
-    partial = path.with_suffix(path.suffix + ".tmp")
-    partial.write_text(json.dumps(value, indent=1, default=_plain, allow_nan=True) + "\n")
-    os.replace(partial, path)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} does not go into JSON")
+LOGS = (EVALUATIONS, METRICS, EVENTS)
 
 
 class Table:
     """A CSV file that rows are appended to. Its columns are those of the first row."""
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._columns = _header(path)
+    def __init__(self, log: Log):
+        self._log = log
+        self._columns = _header(log.path) if log.size else []
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         if not rows:
             return
         fresh = not self._columns
         self._columns = self._columns or list(rows[0])
-        with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
-            if fresh:
-                writer.writeheader()
-            for row in rows:
-                writer.writerow({k: _number(v) for k, v in row.items()})
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        if fresh:
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({k: _number(v) for k, v in row.items()})
+        self._log.append(text.getvalue().encode())
 
 
 def _header(path: Path) -> list[str]:
-    if not path.exists():
-        return []
     with path.open(newline="") as file:
         return next(csv.reader(file), [])
 
@@ -67,31 +52,24 @@ def _number(value: Any) -> Any:
 class RunLog:
     """All files of a run directory that grow with it."""
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.evaluations = Table(directory / EVALUATIONS)
-        self.metrics = Table(directory / METRICS)
-        self.events = Events(directory / EVENTS)
+    def __init__(self, directory: Path, warn: Warn, sizes: dict[str, int] | None = None):
+        """`sizes`: bytes that each file already holds, 0 if not given."""
+        sizes = sizes or {}
+        self.logs = [Log(directory / name, warn, sizes.get(name, 0)) for name in LOGS]
+        evaluations, metrics, events = self.logs
+        self.evaluations, self.metrics = Table(evaluations), Table(metrics)
+        self.events = Events(events)
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file now."""
-        return {n: _size(self.directory / n) for n in (EVALUATIONS, METRICS, EVENTS)}
+    def flush(self) -> bool:
+        """Writes what is pending; whether everything is on disk."""
+        for log in self.logs:
+            log.flush()
+        return not self.missing
 
-    def close(self) -> None:
-        self.events.close()
-
-
-def cut_back(directory: Path, sizes: dict[str, int]) -> None:
-    """Undoes what was written after a checkpoint that noted `sizes`."""
-    for name in (EVALUATIONS, METRICS, EVENTS):
-        path = directory / name
-        if path.exists() and _size(path) > sizes.get(name, 0):
-            with path.open("r+b") as file:
-                file.truncate(sizes.get(name, 0))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    @property
+    def missing(self) -> list[Path]:
+        """Files that lack rows."""
+        return [log.path for log in self.logs if log.missing]
 
 
 class Progress:
@@ -139,22 +117,33 @@ class Progress:
             if label in self._returns
         ]
         if self._live:
-            width = os.get_terminal_size(self._stream.fileno()).columns
+            width = _columns(self._stream)
             lines = [head, *shown][:30]
             up = f"\x1b[{self._drawn}F" if self._drawn else ""
-            self._stream.write(up + "".join(f"\x1b[2K{line[: width - 1]}\n" for line in lines))
+            self._write(up + "".join(f"\x1b[2K{line[: width - 1]}\n" for line in lines))
             self._drawn = len(lines)
         else:
-            self._stream.write(head + ("  return " + ", ".join(shown) if shown else "") + "\n")
-        self._stream.flush()
+            self._write(head + ("  return " + ", ".join(shown) if shown else "") + "\n")
 
     def say(self, text: str) -> None:
         """A line that stays."""
         if self._quiet:
             return
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
         self._drawn = 0
+
+    def _write(self, text: str) -> None:
+        # A terminal that went away or a log file on a full disk must not end the run.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 80
 
 
 def _duration(seconds: float) -> str:

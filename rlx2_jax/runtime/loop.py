@@ -4,6 +4,7 @@ Both advance all lanes of a chunk to a given time and let it be evaluated, inspe
 restored in between; what a lane computes does not depend on which others run beside it.
 """
 
+import contextlib
 import time as clock
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from rlx2_jax.lane import LaneState, Outcome, Stream, stream_key
 from rlx2_jax.runtime import bridge, plan
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
-from rlx2_jax.runtime.group import Group
+from rlx2_jax.runtime.group import Group, explain
 from rlx2_jax.runtime.program import step_lanes
 
 Stop = Callable[[], bool]
@@ -35,7 +36,7 @@ class Loop(Protocol):
     lanes: list[list[int]]
 
     def advance(self, until: int, stop: Stop) -> None: ...
-    def evaluate(self) -> Evaluation: ...
+    def evaluate(self, stop: Stop) -> Evaluation: ...
     def report(self) -> list[dict[str, Any]]: ...
     def snapshots(self) -> list[Snapshot]: ...
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None: ...
@@ -76,6 +77,7 @@ class HostLoop:
         self.seconds = 0.0
         self._groups = [Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
         self._envs = [make_envs(len(part.lanes) * config.num_envs) for part in parts]
+        self._episodes = episodes
         self._evaluators: list[HostEvaluator] | None = None
         self._make_evaluators = lambda: [
             HostEvaluator(make_envs(len(g.program.lanes) * episodes), g.program, episodes)
@@ -87,7 +89,11 @@ class HostLoop:
                 for lane in group.program.lanes
                 for s in seeds(lane.seed, Stream.ENVIRONMENT, config.num_envs)
             ]
-            group.start(self._by_lane(envs.reset(first)), envs.spec)
+            try:
+                obs = envs.reset(first)
+            except EnvironmentFailure as failure:
+                raise explain(failure, group.program.lanes, config.num_envs, "reset") from failure
+            group.start(self._by_lane(obs), envs.spec)
         asks = bridge.available() if asks is None else asks
         self._asking = bridge.Asking(self._groups, self._envs, pipeline) if asks else None
 
@@ -133,9 +139,15 @@ class HostLoop:
     def _by_lane(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(-1, self._envs_per_lane, *x.shape[1:])
 
-    def evaluate(self) -> Evaluation:
-        self._evaluators = self._evaluators or self._make_evaluators()
-        found = [e(g.state) for e, g in zip(self._evaluators, self._groups)]
+    def evaluate(self, stop: Stop = lambda: False) -> Evaluation:
+        """All lanes' evaluation; raises `Interrupted` once `stop()` is true."""
+        found, when = [], f"evaluation at step {self.time * self._envs_per_lane}"
+        for i, group in enumerate(self._groups):
+            try:
+                self._evaluators = self._evaluators or self._make_evaluators()
+                found.append(self._evaluators[i](group.state, stop))
+            except EnvironmentFailure as failure:
+                raise explain(failure, group.program.lanes, self._episodes, when) from failure
         return _in_order(found, self.lanes)
 
     def report(self) -> list[dict[str, Any]]:
@@ -148,7 +160,11 @@ class HostLoop:
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
         """Continues from `snapshots`; where environments cannot, with new episodes."""
         for group, envs, saved in zip(self._groups, self._envs, snapshots):
-            obs = envs.restore(saved.env)
+            try:
+                obs = envs.restore(saved.env)
+            except EnvironmentFailure as failure:
+                lanes = group.program.lanes
+                raise explain(failure, lanes, self._envs_per_lane, "restart") from failure
             group.state, group.time = saved.state, saved.time
             if not (exact and envs.exact_restore):
                 group.state = _restart(group, self._by_lane(obs))
@@ -164,8 +180,9 @@ class HostLoop:
     def close(self) -> None:
         if self._asking is not None:
             self._asking.close()
-        for envs in self._envs:
-            envs.close()
+        for envs in [*self._envs, *(e.envs for e in self._evaluators or [])]:
+            with contextlib.suppress(Exception):  # an environment may have failed
+                envs.close()
 
 
 def _restart(group: Group, obs: np.ndarray) -> LaneState:
@@ -262,7 +279,8 @@ class DeviceLoop:
             jax.block_until_ready([group.state.acting for group in self._groups])
             self.time = last
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self, stop: Stop = lambda: False) -> Evaluation:
+        del stop  # one call for each program
         found = [group.evaluator(group.state) for group in self._groups]
         return _in_order(found, self.lanes)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -15,9 +16,14 @@ from rlx2_jax import accounting, envs
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.runtime import files
+from rlx2_jax.runtime.files import Damaged, Warn
+from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 
-FORMAT = 4  # of the run directory
+FORMAT = 5  # of the run directory
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 
 class RunError(Exception):
@@ -44,21 +50,72 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
+    @property
+    def digest(self) -> str:
+        """Identifies the run's settings."""
+        return files.digest(files.to_json(self.to_json()).encode())
+
     @staticmethod
     def from_json(value: dict[str, Any]) -> "Run":
-        if value.get("format") != FORMAT:
-            raise RunError(
-                f"the run directory has format {value.get('format')}, this version reads {FORMAT}: "
-                f"resume it with the version that wrote it"
-            )
-        fields = {k: v for k, v in value.items() if k != "format"}
+        """The run that `to_json` described.
 
-        def tuples(d: dict[str, Any]) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+        Raises:
+          RunError: the description is of another format, or does not hold what a run needs.
+        """
+        _check_format(value)
 
-        fields["config"] = Config(**tuples(fields["config"]))
-        fields["lanes"] = tuple(Lane(**tuples(lane)) for lane in fields["lanes"])
-        return Run(**fields)
+        def build(kind: Any, fields: Any) -> Any:
+            return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+        try:
+            fields = {k: v for k, v in value.items() if k != "format"}
+            fields["config"] = build(Config, fields["config"])
+            fields["lanes"] = tuple(build(Lane, lane) for lane in fields["lanes"])
+            return Run(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"it does not describe a run ({files.first_line(error)})") from error
+
+
+def _check_format(value: dict[str, Any]) -> None:
+    if value.get("format") != FORMAT:
+        raise RunError(
+            f"the run directory has format {value.get('format')}, this version reads {FORMAT}: "
+            f"resume it with the version that wrote it"
+        )
+
+
+def has_run(directory: Path) -> bool:
+    """Whether a directory holds a run, begun or finished."""
+    return (directory / CONFIG).exists() or (directory / CHECKPOINTS / CONFIG).exists()
+
+
+def read_run(directory: Path, warn: Warn | None = None) -> Run:
+    """The run that a directory holds.
+
+    Args:
+      warn: told where `config.json` is damaged and its second copy is used instead.
+    """
+    directory = Path(directory)
+    path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
+    if not has_run(directory):
+        raise RunError(f"there is no run in {directory}: {CONFIG} is missing")
+    problems = []
+    for candidate in (path, copy):
+        try:
+            _check_format(files.parse_json(candidate))  # first: older formats have no digest
+            run = Run.from_json(files.read_json(candidate))
+        except Damaged as error:
+            problems.append(str(error))
+        except RunError as error:
+            problems.append(f"{candidate}: {error}")
+        else:
+            if problems and warn:
+                warn(f"warning: {problems[0]}; using its copy {copy}")
+            return run
+    raise RunError(
+        f"{problems[0]}, and there is no good copy of it: restore the file, or start a new run "
+        f"in another --logdir"
+    )
 
 
 def label(lane: Lane, index: int) -> str:
@@ -67,16 +124,30 @@ def label(lane: Lane, index: int) -> str:
 
 
 def make_loop(run: Run, lanes: Sequence[Lane], directory: Path) -> HostLoop | DeviceLoop:
-    """The loop of the run's backend; files that lanes name are relative to `directory`."""
+    """The loop of the run's backend; files that lanes name are relative to `directory`.
+
+    Raises:
+      LaneFailure: an environment could not be made or reset.
+    """
     lanes = [with_paths(lane, directory) for lane in lanes]
-    if run.backend in envs.DEVICE_BACKENDS:
-        env = envs.make_device(run.env, run.backend, **run.env_options)
-        return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes)
+    try:
+        if run.backend in envs.DEVICE_BACKENDS:
+            env = _guarded(run, envs.make_device, run.env, run.backend)
+            return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes)
+        make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
+        return HostLoop(run.config, list(lanes), make, episodes=run.episodes, pipeline=run.pipeline)
+    except EnvironmentFailure as failure:
+        raise LaneFailure(f"set-up: {failure}") from failure
 
-    def make(count: int) -> envs.HostEnvs:
-        return envs.make_host(run.env, count, run.backend, **run.env_options)
 
-    return HostLoop(run.config, list(lanes), make, episodes=run.episodes, pipeline=run.pipeline)
+def _guarded(run: Run, make: Any, *args: Any) -> Any:
+    """Calls a backend; whatever an environment's constructor raises becomes one kind of error."""
+    try:
+        return make(*args, **run.env_options)
+    except (EnvironmentFailure, ImportError):
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(run.env, None, error) from error
 
 
 def with_paths(lane: Lane, directory: Path) -> Lane:
@@ -85,25 +156,53 @@ def with_paths(lane: Lane, directory: Path) -> Lane:
     return dataclasses.replace(lane, **{k: str(directory / v) for k, v in files.items()})
 
 
-def lane_bytes(run: Run, horizon: int | None = 1000) -> int:
-    """Memory of one lane: its replay buffer, networks and moments."""
-    config = run.config
-    obs = jax.ShapeDtypeStruct((config.num_envs, config.obs_dim), np.float32)
-    make = lambda obs: lanes_.init(config, run.lanes[0], obs, horizon=horizon)  # noqa: E731
-    return sum(
-        math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make, obs))
+# What a process takes besides its lanes: imports, compiled programs and the compiler's own needs.
+_PROCESS_BYTES = 900_000_000
+
+
+def lane_bytes(run: Run, lane: Lane | None = None) -> int:
+    """Memory of one lane: its replay buffer, networks and moments, what an update computes on the
+    way, and the copy that a checkpoint makes of everything but the buffer."""
+    lane = lane or run.lanes[0]
+    shape = dataclasses.replace(
+        Lane(), **{k: getattr(lane, k) for k in _SHAPES}, n=1, trim_ratio=0.0, b_min=0
     )
+    return _lane_bytes(run.config, shape)
+
+
+_SHAPES = ("actor_sparsity", "critic_sparsity", "distribution", "tiny", "execution")
+
+
+@functools.lru_cache(maxsize=256)
+def _lane_bytes(config: Config, lane: Lane) -> int:
+    obs = jax.ShapeDtypeStruct((config.num_envs, config.obs_dim), np.float32)
+    make = lambda obs: lanes_.init(config, lane, obs, horizon=1000)  # noqa: E731
+    state = jax.eval_shape(make, obs)
+    size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+    rows = size(state.replay)
+    units = sum(config.actor_sizes) + 2 * sum(config.critic_sizes)
+    passes = 4 * config.batch_size * (units + config.n_max * config.obs_dim) * 4
+    return rows + 2 * (size(state) - rows) + passes
+
+
+def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
+    """The most memory that a process training `lanes` (default: the first chunk) takes, at the
+    start, while saving and when resumed."""
+    lanes = run.lanes[: run.chunk or None] if lanes is None else lanes
+    return _PROCESS_BYTES + sum(lane_bytes(run, lane) for lane in lanes)
 
 
 def chunk_size(run: Run, memory: int) -> int:
-    """How many lanes one program takes, so that a chunk fits two thirds of `memory` bytes."""
-    each = lane_bytes(run)
-    fits = int(memory * 2 / 3 // each)
+    """How many lanes one program takes, so that a chunk fits into `memory` bytes."""
+    each = max(lane_bytes(run, lane) for lane in run.lanes)
+    fits = int(max(0, 0.95 * memory - _PROCESS_BYTES) // each)
     if fits < 1 or (run.chunk and run.chunk > fits):
         wanted = run.chunk or 1
+        advice = f", or --chunk={fits}" if fits else ""
         raise RunError(
-            f"{wanted} lane(s) of {each / 1e9:.2f} GB do not fit {memory / 1e9:.1f} GB of memory: "
-            f"use a smaller --capacity (now {run.config.capacity}), or --chunk={max(fits, 1)}"
+            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {_PROCESS_BYTES / 1e9:.1f} GB for the "
+            f"process do not fit into {memory / 1e9:.1f} GB of memory: use a smaller --capacity "
+            f"(now {run.config.capacity}){advice}"
         )
     return min(run.chunk or fits, len(run.lanes))
 
@@ -138,7 +237,7 @@ def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
 
 
 def disk_bytes(run: Run) -> int:
-    """Disk that the checkpoints of a run take at most: the replay rows once, the rest a few
-    times."""
-    each = lane_bytes(run)
-    return len(run.lanes) * each + (run.keep + 1) * len(run.lanes) * 4_000_000
+    """Disk that the checkpoints of a run take at most: the replay rows of two chunks, the rest a
+    few times."""
+    lanes = min(len(run.lanes), 2 * run.chunk if run.chunk else len(run.lanes))
+    return lanes * lane_bytes(run) + (run.keep + 1) * len(run.lanes) * 4_000_000

@@ -1,19 +1,15 @@
 """What a run says of itself at the end: `summary.json`, a table, a picture of the curves."""
 
-import contextlib
 import dataclasses
-import importlib.metadata as metadata
-import platform
-import subprocess
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx2_jax import __version__
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.runtime.evaluate import final_score
+from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
 from rlx2_jax.runtime.run import Run, lane_ledger
 
 
@@ -61,6 +57,7 @@ def summarize(run: Run, results: Sequence[LaneResult]) -> dict[str, Any]:
         "lanes": rows,
         "versions": versions(),
         "git_commit": git_commit(),
+        "processor": processor(),
     }
 
 
@@ -74,30 +71,6 @@ def _sparsity(row: dict[str, Any], net: str, config: Config) -> float:
             size = sizes[layer] * sizes[layer + 1]
             total, absent = total + size, absent + size * value
     return max(absent / total, 0.0)
-
-
-def versions() -> dict[str, str]:
-    """What ran."""
-    names = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
-    found = {"rlx2_jax": __version__, "python": platform.python_version()}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def git_commit() -> str | None:
-    """The commit of the source tree, where it is one."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-        )
-        return done.stdout.strip() or None
-    return None
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -121,7 +94,7 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plot(run: Run, results: Sequence[LaneResult], path: Path) -> None:
+def plot(run: Run, results: Sequence[LaneResult]) -> bytes:
     """`curves.png`: the return against environment steps, by method, mean and range of seeds."""
     import matplotlib
 
@@ -145,5 +118,7 @@ def plot(run: Run, results: Sequence[LaneResult], path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="best", frameon=False)
-    figure.savefig(path, dpi=120)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=120, format="png")
     plt.close(figure)
+    return image.getvalue()

@@ -5,6 +5,7 @@ One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1
 frozen, an expert's critic.
 """
 
+import io
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 
 from rlx2_jax import forms, masks, optimize
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.runtime import files
 from rlx2_jax.types import Masks, Network, Params
 
 NETWORKS = ("actor", "critic")
@@ -29,13 +31,20 @@ class Weights(NamedTuple):
 
 def save(path: Path, networks: dict[str, Weights]) -> None:
     """Writes the networks of one lane."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, to_bytes(networks))
+
+
+def to_bytes(networks: dict[str, Weights]) -> bytes:
+    """The contents of such a file."""
     arrays: dict[str, np.ndarray] = {}
     for name, network in networks.items():
         for part, tree in network._asdict().items():
             for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
                 arrays["/".join([name, part, *(k.key for k in keys)])] = np.asarray(leaf)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
+    return stream.getvalue()
 
 
 def load(path: Path) -> dict[str, Weights]:

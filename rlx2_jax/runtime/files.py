@@ -1,0 +1,231 @@
+"""Writing files that survive a crash, and noticing files that did not.
+
+Whole files are written to a temporary name and renamed, so a reader sees the old contents or the
+new. JSON files carry a digest of their own contents. Appended files (`Log`) remember what they
+should hold, and what a full disk refused is written when there is room again.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEAL = "sha256"  # the key of a JSON file's own digest
+_BLOCK = 1 << 20
+
+Warn = Callable[[str], None]
+
+
+class Damaged(Exception):
+    """A file cannot be read, or does not hold what was written."""
+
+
+def digest(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_digest(path: Path, size: int | None = None) -> str | None:
+    """The digest of a file (of its first `size` bytes), or None where it cannot be read or is
+    shorter."""
+    found, left = hashlib.sha256(), size
+    try:
+        with path.open("rb") as file:
+            while left != 0:
+                block = file.read(_BLOCK if left is None else min(_BLOCK, left))
+                if not block:
+                    break
+                found.update(block)
+                left = None if left is None else left - len(block)
+    except OSError:
+        return None
+    return None if left else found.hexdigest()
+
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """Writes a whole file atomically; returns its digest."""
+    return write_blocks(path, [data])
+
+
+def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
+    """Writes a file atomically from consecutive blocks; returns its digest."""
+    partial, found = path.with_name(path.name + ".tmp"), hashlib.sha256()
+    try:
+        with partial.open("wb") as file:
+            for block in blocks:
+                file.write(block)
+                found.update(block)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        discard(partial)
+        raise
+    return found.hexdigest()
+
+
+def discard(path: Path) -> None:
+    """Deletes a file if that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON object atomically, with a digest of its contents."""
+    write_bytes(path, to_json(value).encode())
+
+
+def to_json(value: dict[str, Any]) -> str:
+    """A JSON object sealed with its own digest."""
+    body = {k: v for k, v in value.items() if k != SEAL}
+    return json.dumps({**body, SEAL: _seal(body)}, indent=1, default=_plain) + "\n"
+
+
+def _seal(body: dict[str, Any]) -> str:
+    # Through JSON and back: tuples become lists, keys become strings.
+    text = json.dumps(body, default=_plain)
+    return digest(json.dumps(json.loads(text), sort_keys=True).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that `write_json` wrote, without its digest.
+
+    Raises:
+      Damaged: the file cannot be read or was changed since.
+    """
+    value = parse_json(path)
+    if SEAL not in value:
+        raise Damaged(f"{path} has no digest of its contents")
+    found = value.pop(SEAL)
+    if found != _seal(value):
+        raise Damaged(f"{path} was changed after it was written: its digest does not match")
+    return value
+
+
+def parse_json(path: Path) -> dict[str, Any]:
+    """A JSON object, its digest not checked."""
+    try:
+        value = json.loads(path.read_bytes().decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read ({first_line(error)})") from error
+    if not isinstance(value, dict):
+        raise Damaged(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class Log:
+    """A file that only grows, together with what a checkpoint has to keep of it.
+
+    `append` collects, `flush` writes. A write that fails is told once and tried again with the
+    next `flush`; nothing is lost while the process lives.
+
+    Attributes:
+      size: bytes appended in all, on disk or not.
+      tail: bytes appended since the last checkpoint.
+    """
+
+    def __init__(self, path: Path, warn: Warn, size: int = 0):
+        """`size`: bytes that the file holds and that checkpoints have."""
+        self.path, self.size, self.tail = path, size, bytearray()
+        self._warn, self._written, self._pending = warn, size, bytearray()
+        self._failing = False
+
+    def append(self, data: bytes) -> None:
+        self._pending += data
+        self.tail += data
+        self.size += len(data)
+
+    def kept(self) -> None:
+        """A checkpoint holds everything up to now."""
+        self.tail.clear()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are not on disk."""
+        return len(self._pending)
+
+    def flush(self) -> bool:
+        """Writes what is pending; whether all of it is on disk now."""
+        if not self._pending:
+            return True
+        try:
+            self._write()
+        except OSError as error:
+            if not self._failing:
+                self._warn(
+                    f"warning: {self.path.name} could not be written ({first_line(error)}); "
+                    f"training goes on, and its rows are written when that works again"
+                )
+            self._failing = True
+            return False
+        if self._failing:
+            self._warn(f"{self.path.name} is written again, all rows are there")
+        self._failing = False
+        return True
+
+    def _write(self) -> None:
+        mode = "r+b" if self.path.exists() else "w+b"
+        with self.path.open(mode, buffering=0) as file:
+            if file.seek(0, io.SEEK_END) < self._written:
+                raise OSError(0, "the file became shorter; --resume rebuilds it")
+            file.truncate(self._written)  # half a row of a write that failed
+            file.seek(self._written)
+            left = memoryview(bytes(self._pending))
+            while left:
+                left = left[file.write(left) or 0 :]
+        self._written += len(self._pending)
+        self._pending.clear()
+
+
+class Outbox:
+    """Files that must be written whole, tried again until they are."""
+
+    def __init__(self, warn: Warn):
+        self._warn = warn
+        self._waiting: dict[Path, bytes] = {}
+        self._told: set[Path] = set()
+
+    def write(self, path: Path, data: bytes) -> str:
+        """Writes now if possible, otherwise at a later `flush`; returns the digest."""
+        self._waiting[path] = data
+        self.flush()
+        return digest(data)
+
+    def flush(self) -> bool:
+        """Tries everything that waits; whether nothing is left."""
+        for path, data in list(self._waiting.items()):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, data)
+                del self._waiting[path]
+            except OSError as error:
+                if path not in self._told:
+                    self._told.add(path)
+                    self._warn(
+                        f"warning: {path.name} could not be written ({first_line(error)}); "
+                        f"it is tried again later"
+                    )
+        return not self._waiting
+
+    @property
+    def missing(self) -> list[Path]:
+        return list(self._waiting)

@@ -1,0 +1,71 @@
+"""What else a run's numbers depend on: versions, kernels, flags and the processor."""
+
+import contextlib
+import importlib.metadata as metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import jax
+
+from rlx2_jax import __version__
+from rlx2_jax.compact import native
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
+_NO_EFFECT = ("python", "orbax-checkpoint", "flax")  # on the numbers of a run that goes on
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, of Python and of what a run uses."""
+    found = {"rlx2_jax": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, where it is one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+        return done.stdout.strip() or None
+    return None
+
+
+def processor() -> str:
+    """The CPU's name, as far as the system tells it."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def fingerprint() -> dict[str, str]:
+    """Everything besides settings and seeds that decides a run's numbers, by name."""
+    return {
+        **versions(),
+        "commit": git_commit() or "unknown",
+        "device": jax.default_backend(),
+        "kernels": native.execution(),
+        "processor": processor(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "jax_enable_x64": str(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
+        "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),  # pyright: ignore
+        "jax_default_prng_impl": str(jax.config.jax_default_prng_impl),  # pyright: ignore
+        "jax_threefry_partitionable": str(jax.config.jax_threefry_partitionable),  # pyright: ignore
+    }
+
+
+def differences(saved: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What changed since a checkpoint was written and may change numbers, a line each."""
+    return [
+        f"{name} was {saved.get(name) or 'unset'} and is {now.get(name) or 'unset'}"
+        for name in sorted({*saved, *now})
+        if name not in _NO_EFFECT and saved.get(name) != now.get(name)
+    ]

@@ -1,0 +1,342 @@
+"""Runs that were stopped, damaged or refused by the disk: nothing is lost, nothing goes unsaid."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from saved_runs import snapshots
+from small_runs import rows, small_run, stop_after
+
+from rlx2_jax.runtime import checkpoint, files, fingerprint, guards, run, weights
+from rlx2_jax.runtime import evaluate as evaluation
+from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime.group import LaneFailure
+from rlx2_jax.runtime.run import RunError
+
+LOGS = ("evaluations.csv", "metrics.csv")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Four lanes in two chunks, uninterrupted."""
+    directory = tmp_path_factory.mktemp("whole")
+    execution.execute(small_run(chunk=2), directory, progress=False)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same, stopped while the second chunk is trained."""
+    directory = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_chunk_two(patch)
+        with pytest.raises(guards.Stopped):
+            execution.execute(small_run(chunk=2), directory, progress=False)
+    return directory
+
+
+def stop_in_chunk_two(patch):
+    """SIGTERM once the second chunk has trained for a while."""
+    reports = iter(range(10**9))
+    report = execution._Execution._report
+
+    def counted(self, chunk, loop):
+        report(self, chunk, loop)
+        if chunk.index == 1 and next(reports) == 1:
+            self.stop.signal = 15
+
+    patch.setattr(execution._Execution, "_report", counted)
+
+
+def resume(directory, **fields):
+    said = []
+    found = execution.execute(
+        small_run(chunk=2), directory, resume=True, say=said.append, progress=False, **fields
+    )
+    return found, said
+
+
+def same(directory, whole):
+    for name in LOGS:
+        assert (directory / name).read_text() == (whole / name).read_text()
+    for folder in ("initial", "final"):
+        for path in sorted((whole / folder).iterdir()):
+            ours, theirs = (weights.load(x / folder / path.name) for x in (directory, whole))
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    ours, theirs = (json.loads((x / "summary.json").read_text()) for x in (directory, whole))
+    for found in (ours, theirs):
+        for row in found["lanes"]:
+            del row["steps_per_second"]
+    assert ours["lanes"] == theirs["lanes"]
+
+
+def copy(source, tmp_path):
+    return shutil.copytree(source, tmp_path / "copy")
+
+
+def test_resuming_a_later_chunk_loses_no_rows(whole, stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    before = rows(directory / "evaluations.csv")
+    assert {r["lane"] for r in before} == {"0", "1", "2", "3"}
+    _, said = resume(directory)
+    assert not [line for line in said if "warning" in line]
+    same(directory, whole)
+
+
+def test_a_unit_keeps_its_chunks_when_memory_changes(whole, stopped, tmp_path, monkeypatch):
+    """What fits now does not matter: the run's own number of lanes per chunk does."""
+    directory = copy(stopped, tmp_path)
+    monkeypatch.setattr(run, "available_memory", lambda: 10**12)
+    execution.execute(small_run(), directory, resume=True, progress=False)
+    same(directory, whole)
+    assert run.read_run(directory).chunk == 2
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("damage", ["cut", "delete", "flip", "empty"])
+def test_damaged_logs_are_rebuilt_and_told(whole, stopped, tmp_path, name, damage):
+    directory = copy(stopped, tmp_path)
+    path = directory / name
+    data = bytearray(path.read_bytes())
+    if damage == "delete":
+        path.unlink()
+    elif damage == "flip":
+        data[len(data) // 3] ^= 4
+        path.write_bytes(data)
+    else:
+        path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"")
+    _, said = resume(directory)
+    assert any(name in line and "rebuilt" in line for line in said)
+    same(directory, whole)
+
+
+def test_arrays_have_names_shapes_and_types(stopped):
+    store = checkpoint.Checkpoints(stopped / "checkpoints")
+    meta, arrays = store.read_arrays(store.positions()[-1])
+    name = "0.state.agent.actor.params.Dense_0.kernel"
+    assert meta["arrays"][name] == "float32[1,4,16]" and arrays[name].shape == (1, 4, 16)
+
+
+def test_flipped_bits_on_disk_fall_back_or_change_nothing(whole, stopped, tmp_path):
+    """The newest checkpoint's files, one flip each: an older checkpoint, or the same result."""
+    directory = copy(stopped, tmp_path)
+    store = checkpoint.Checkpoints(directory / "checkpoints")
+    newest = store.positions()[-1]
+    good = store.read(newest)
+    chance = np.random.default_rng(0)
+    paths = sorted((directory / "checkpoints" / "states" / str(newest)).rglob("*"))
+    for path in [p for p in paths if p.is_file() and p.stat().st_size]:
+        data = path.read_bytes()
+        for _ in range(3):
+            damaged = bytearray(data)
+            damaged[chance.integers(len(data))] ^= 1 << int(chance.integers(8))
+            path.write_bytes(damaged)
+            with pytest.raises(files.Damaged):
+                store.read(newest)
+        path.write_bytes(data)
+    assert store.read(newest).meta == good.meta
+    (directory / "checkpoints" / "states" / str(newest) / "meta.json").write_text("{}")
+    _, said = resume(directory)
+    assert any(f"checkpoint {newest} is damaged" in line for line in said)
+    same(directory, whole)
+
+
+def test_deleted_checkpoints_are_not_silently_begun_again(whole, stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    shutil.rmtree(directory / "checkpoints" / "states")
+    with pytest.raises(RunError, match="--restart"):
+        resume(directory)
+    resume(directory, restart=True)
+    same(directory, whole)
+
+
+def test_unreadable_checkpoints_are_refused(stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "checkpoints" / "states").glob("*/meta.json"):
+        path.write_text("[]")
+    with pytest.raises(RunError, match=r"none of the checkpoints .*--restart"):
+        resume(directory)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 5}', '{"format": 4}'])
+def test_a_damaged_configuration_has_a_copy(whole, stopped, tmp_path, text):
+    directory = copy(stopped, tmp_path)
+    (directory / "config.json").write_text(text)
+    _, said = resume(directory)
+    assert any("using its copy" in line for line in said)
+    same(directory, whole)
+    for path in (directory, directory / "checkpoints"):
+        (path / "config.json").write_text(text)
+    with pytest.raises(RunError, match=r"config\.json"):
+        resume(directory)
+
+
+def test_an_edited_configuration_is_not_followed(stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "config.json", directory / "checkpoints" / "config.json"):
+        value = files.read_json(path)
+        value["config"]["hidden"] = [32, 32]
+        files.write_json(path, value)  # even with the right digest
+    edited = run.read_run(directory)
+    with pytest.raises(RunError, match="other settings"):
+        execution.execute(edited, directory, resume=True, progress=False)
+    with pytest.raises(RunError, match=r"other settings \(config"):
+        resume(directory)
+
+
+def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
+    directory = copy(stopped, tmp_path)
+    real = fingerprint.fingerprint()
+    monkeypatch.setattr(
+        fingerprint, "fingerprint", lambda: real | {"jaxlib": "9.9", "XLA_FLAGS": "--other"}
+    )
+    _, said = resume(directory)
+    assert any("jaxlib was" in line and "9.9" in line for line in said)
+    assert any("XLA_FLAGS" in line for line in said)
+    directory = shutil.copytree(stopped, tmp_path / "again")
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda: real | {"jax_enable_x64": "True"})
+    with pytest.raises(RunError, match="JAX_ENABLE_X64"):
+        resume(directory)
+
+
+def test_first_weights_are_made_again(whole, stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    (directory / "initial" / "lane-1.npz").write_bytes(b"")
+    (directory / "initial" / "lane-2.npz").unlink()
+    (directory / "final" / "lane-0.npz").write_bytes(b"0")
+    _, said = resume(directory)
+    assert sum("made again" in line and "initial" in line for line in said) == 2
+    assert any("final/lane-0.npz" in line and "cannot be made again" in line for line in said)
+    shutil.copy(whole / "final" / "lane-0.npz", directory / "final" / "lane-0.npz")
+    same(directory, whole)
+
+
+def test_a_full_disk_costs_checkpoints_but_not_the_run(whole, tmp_path, monkeypatch):
+    """Every write fails for a while; what is missing is written when there is room again."""
+    write, refused = files.write_blocks, []
+    saves = iter(range(10**9))
+
+    def failing(path, blocks):
+        if 20 <= next(saves) < 25:
+            refused.append(path.name)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, blocks)
+
+    monkeypatch.setattr(files, "write_blocks", failing)
+    said = []
+    execution.execute(small_run(chunk=2), tmp_path, say=said.append, progress=False)
+    assert refused and any("the last good one" in line for line in said)
+    assert any("checkpoints work again" in line for line in said)
+    same(tmp_path, whole)
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(whole, tmp_path, monkeypatch):
+    write = files.Log._write
+    with monkeypatch.context() as patch:
+
+        def full(self):
+            if "metrics" in self.path.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(self)
+
+        patch.setattr(files.Log, "_write", full)
+        with pytest.raises(execution.Unwritten, match=r"refused metrics\.csv and summary\.json"):
+            execution.execute(small_run(chunk=2), tmp_path, say=print, progress=False)
+    assert not (tmp_path / "summary.json").exists()
+    resume(tmp_path)
+    same(tmp_path, whole)
+
+
+def test_stopping_an_evaluation_costs_nothing(whole, tmp_path, monkeypatch):
+    call, calls = evaluation.HostEvaluator.__call__, iter(range(10**9))
+
+    def stopping(self, state, stop):
+        if next(calls) == 2:  # SIGTERM comes
+            stop.signal = signal.SIGTERM
+        return call(self, state, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation.HostEvaluator, "__call__", stopping)
+        with pytest.raises(guards.Stopped):
+            execution.execute(small_run(chunk=2), tmp_path, progress=False)
+    assert {row["step"] for row in rows(tmp_path / "evaluations.csv")} == {"0"}
+    resume(tmp_path)
+    same(tmp_path, whole)
+
+
+class Awkward(gymnasium.Env):
+    """Fails where it is told to. Has InvertedPendulum's shapes, so that programs are shared."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+    fails, calls, ends, after = "", 0, True, 0
+
+    def __init__(self):
+        if Awkward.fails == "make":
+            raise RuntimeError("no licence")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Awkward.calls += 1
+        if Awkward.fails == "reset" and Awkward.calls > Awkward.after:
+            raise RuntimeError("door is stuck")
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        ended = Awkward.ends and bool(self.np_random.random() < 0.1)
+        return np.zeros(4, np.float32), 1.0, ended, False, {}
+
+
+@pytest.fixture
+def awkward():
+    if "Awkward-v0" not in gymnasium.registry:
+        gymnasium.register("Awkward-v0", lambda **_: Awkward())
+    Awkward.fails, Awkward.calls, Awkward.ends, Awkward.after = "", 0, True, 0
+    yield Awkward
+    Awkward.fails = ""
+
+
+@pytest.mark.parametrize(
+    ("fails", "after", "message"),
+    [
+        ("make", 0, "set-up: .*no licence"),
+        ("reset", 0, "lane rlx2, seed 0, reset: .*door is stuck"),
+        ("reset", 4, "lane rlx2, seed 0, evaluation at step 0: .*door is stuck"),
+    ],
+)
+def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, after, message):
+    awkward.fails, awkward.after = fails, after
+    with pytest.raises(LaneFailure, match=message):
+        execution.execute(small_run("Awkward-v0"), tmp_path, say=print, progress=False)
+    awkward.fails = ""
+    found = execution.execute(
+        small_run("Awkward-v0"), tmp_path, resume=True, say=print, progress=False
+    )
+    assert len(found["lanes"]) == 4
+
+
+def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
+    awkward.ends = False
+    monkeypatch.setattr(evaluation, "LONGEST", 50)
+    with pytest.raises(LaneFailure, match=r"50 steps .*--max_episode_steps"):
+        execution.execute(small_run("Awkward-v0"), tmp_path, say=print, progress=False)
+
+
+def test_a_device_loop_stopped_before_its_first_step_writes_rows_once(tmp_path, monkeypatch):
+    short = dataclasses.replace(
+        small_run("inverted_pendulum", backend="brax"), eval_interval=60, episodes=2
+    )
+    with monkeypatch.context() as patch:
+        stop_after(patch, 0)
+        with pytest.raises(guards.Stopped):
+            execution.execute(short, tmp_path, progress=False)
+    found = rows(tmp_path / "evaluations.csv")
+    assert len(found) == len(short.lanes)
+    assert snapshots(tmp_path)[0].time == 0
