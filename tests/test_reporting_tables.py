@@ -244,7 +244,7 @@ def test_markdown_html_and_csv() -> None:
     assert tables.markdown(table).splitlines() == [
         "**A & B**",
         "",
-        "| a\\|b | x<y: ours | n |",
+        "| a\\|b | x\\<y: ours | n |",
         "| --- | ---: | ---: |",
         "| r | 1.2 ± 0.5 † | missing |",
         "| s | missing | 0.000 |",
