@@ -183,7 +183,11 @@ def _find(env_id: str) -> Any:
     """The specification registered under `env_id` ("module:id" imports the module first)."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the module's own, too
+            problem = f"{type(error).__name__}: {error}"
+            raise ImportError(f"{env_id!r}: importing {module!r} failed, {problem}") from error
     # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.
     offered = {k for k in gymnasium.registry if not _mujoco_v5(k) or k[-1] not in "23"}
     if name not in offered:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rlx2_jax import envs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.compact import layout
 from rlx2_jax.config import Config, Lane
@@ -26,15 +27,17 @@ class Actor(NamedTuple):
     step: int  # environment steps of its lane so far
 
 
-def read_run(directory: Path) -> Run:
-    """The run that a directory holds."""
+def read_run(directory: Path, *, allow_imports: bool = False) -> Run:
+    """The run that a directory holds; `allow_imports`: see `envs.check_import`."""
     path = Path(directory) / "config.json"
     if not path.exists():
         raise RunError(f"there is no run in {directory}: {path.name} is missing")
     try:
-        return Run.from_json(json.loads(path.read_text()))
-    except (ValueError, TypeError, KeyError) as error:
+        run = Run.from_json(json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} does not describe a run: {error}") from error
+    envs.check_import(run.env, run.env_options, allow=allow_imports)
+    return run
 
 
 def actor_of(run: Run, directory: Path, lane: int) -> Actor:
