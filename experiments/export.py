@@ -19,7 +19,7 @@ from absl import app, flags, logging
 
 from rlx2_jax import __version__, envs, export, networks
 from rlx2_jax.envs.trust import FLAG_HELP
-from rlx2_jax.export import actor, compare, manifest, onnx
+from rlx2_jax.export import actor, c, compare, manifest, onnx
 from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
 from rlx2_jax.export.quantize import dequantized
 from rlx2_jax.runtime.run import Run, RunError
@@ -86,6 +86,7 @@ def export_lane(
 ) -> dict[str, Any]:
     """Exports one lane's newest actor; returns what `manifest.json` holds."""
     formats = check_formats(list(FORMATS if formats is None else formats), int8)
+    c.check_name(name)
     run = actor.read_run(logdir, allow_imports=allow_imports)
     found = actor.actor_of(run, logdir, lane)
     algo, own = run.config.algo, run.lanes[lane]

@@ -141,6 +141,10 @@ def test_the_command(saved, tmp_path, capsys):
         (("--format=",), "use one or more of"),
         (("--int8", "--format=npz"), "add c to --format"),
         (("--name=a-b", "--format=c"), "C identifier"),
+        (("--name=../evil", "--format=npz"), "C identifier"),
+        (("--name=/tmp/evil", "--format=stablehlo"), "C identifier"),
+        (("--name=", "--format=npz"), "C identifier"),
+        ((f"--name={'a' * 300}", "--format=npz"), "up to 63 letters"),
         (("--int8", "--episodes=1", "--format=c"), "use at least 2"),
     ],
 )
