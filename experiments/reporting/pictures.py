@@ -63,14 +63,14 @@ def _levels(
 ) -> tuple[dict[str, list[Point]], list[tuple[Cell, ...]]]:
     """A unit's lines by label, and its table rows by sparsity."""
     wanted = [lane for lane in unit.lanes if lane.name != "dense"]
-    levels = sorted({percent.sparsities(lane.settings) for lane in wanted})
+    levels = sorted({percent.sparsities(unit, lane) for lane in wanted})
     lines: dict[str, list[Point]] = {label(n): [] for n in names}
     rows: list[tuple[Cell, ...]] = []
     for level in levels:
         total = _total_sparsity(unit, level)
         cells: list[Cell] = []
         for name in names:
-            own = [x for x in unit.named(name) if percent.sparsities(x.settings) == level]
+            own = [x for x in unit.named(name) if percent.sparsities(unit, x) == level]
             value = _level_value(unit, name, own, scale, len(levels))
             cells.append(value)
             if value is not None and total is not None:

@@ -117,23 +117,38 @@ def available_memory() -> int:
 
 
 def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
-    """Parameters and FLOPs of one lane."""
+    """Parameters and FLOPs of one lane: of each layer's own sparsity, and of what the lane does.
+
+    A mask that never changes, or grows links at random, costs nothing; nor does a buffer that is
+    never trimmed. Iterations are updates.
+    """
     lane = configs.resolve(config, lane)
-    mean = lambda s: float(np.mean(s))  # noqa: E731
+    last = min(config.updates + 1, lane.t_end or 0)
+
+    def mask_interval(delay: int) -> float:
+        """Δ_m of a network that has every `delay`-th update, or never."""
+        interval = lane.mask_interval or config.mask_interval
+        return interval if lane.zeta0 and interval < last // delay else math.inf
+
+    interval = lane.buffer_interval or config.buffer_interval
+    checks = max(interval // config.num_envs, 1) * config.updates_per_step
     return accounting.ledger(
         config.algo,
         config.obs_dim,
         config.action_dim,
         config.hidden,
-        mean(lane.actor_sparsity),
-        mean(lane.critic_sparsity),
+        lane.actor_sparsity,
+        lane.critic_sparsity,
         method=lane.method,
         batch_size=config.batch_size,
         n_step=lane.n,
-        mask_interval=lane.mask_interval or config.mask_interval,
-        buffer_interval=lane.buffer_interval or config.buffer_interval,
+        mask_interval=(mask_interval(config.policy_delay), mask_interval(1)),
+        buffer_interval=checks,
+        oldest_k=config.oldest_k,
         policy_delay=config.policy_delay,
         distribution=lane.distribution,
+        dense_gradient=not lane.random_growth,
+        dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
     )
 
 
