@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx2_jax.export import SparsePolicy, c, compiled
+from rlx2_jax.export import SparsePolicy, c, c_templates, compiled
 
 PLAIN = ("-std=c99", "-O2")
 VECTORISED = ("-std=c99", "-O3", "-march=native", "-ffast-math")
@@ -58,7 +58,7 @@ def dense_source(policy: SparsePolicy, name: str) -> c.CFile:
     units = "".join(f"    float h{i}[{n}];\n" for i, n in enumerate(policy.sizes[1:-1]))
     signature = f"void {name}_act(const float *obs, float *action)"
     text = "\n".join(["#include <stdint.h>", f"{signature};", *arrays.lines])
-    text += (c.RELU + c.TANH).format(name=name)
+    text += (c_templates.RELU + c_templates.TANH).format(name=name)
     return c.CFile(f"{text}\n{signature}\n{{\n{units}    uint32_t r, k;\n{body}}}\n", arrays.bytes)
 
 

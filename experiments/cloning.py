@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import runs
-from rlx2_jax import bc, envs
+from rlx2_jax import bc, envs, files
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime import files, logging, weights
+from rlx2_jax.runtime import logging, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.fingerprint import git_commit, processor, versions

@@ -18,7 +18,8 @@ import numpy as np
 from absl import app, flags, logging
 
 from rlx2_jax import __version__, envs, export, networks
-from rlx2_jax.export import actor, compare, manifest, onnx
+from rlx2_jax.envs.trust import FLAG_HELP
+from rlx2_jax.export import actor, c, compare, manifest, onnx
 from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
 from rlx2_jax.export.quantize import dequantized
 from rlx2_jax.runtime.run import Run, RunError
@@ -80,11 +81,13 @@ def export_lane(
     name: str = "policy",
     int8: bool = False,
     episodes: int = 100,
+    allow_imports: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Exports one lane's newest actor; returns what `manifest.json` holds."""
     formats = check_formats(list(FORMATS if formats is None else formats), int8)
-    run = actor.read_run(logdir)
+    c.check_name(name)
+    run = actor.read_run(logdir, allow_imports=allow_imports)
     found = actor.actor_of(run, logdir, lane)
     algo, own = run.config.algo, run.lanes[lane]
     low, high = action_bounds(run)
@@ -148,6 +151,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_integer(
         "episodes", 100, "Paired episodes with --int8; 0: none.", lower_bound=0, flag_values=values
     )
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, flag_values=values)
 
 
 def command(values: flags.FlagValues) -> int:
@@ -163,6 +167,7 @@ def command(values: flags.FlagValues) -> int:
             name=values.name,
             int8=values.int8,
             episodes=values.episodes,
+            allow_imports=values.allow_imports,
         )
     except (ExportError, CheckFailed, RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

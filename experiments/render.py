@@ -16,18 +16,22 @@ import numpy as np
 from absl import app, flags, logging
 
 from experiments.export import reference
+from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor
 from rlx2_jax.lane import Stream
 from rlx2_jax.runtime.evaluate import seeds
 from rlx2_jax.runtime.run import RunError
 
 STRIP = 8  # pictures in a strip
+LONGEST = 100_000  # steps of an episode
 VIDEOS = (".gif", ".mp4")
 
 
-def episode(logdir: Path, lane: int, every: int = 2) -> tuple[np.ndarray, float, int]:
+def episode(
+    logdir: Path, lane: int, every: int = 2, *, allow_imports: bool = False
+) -> tuple[np.ndarray, float, int]:
     """Every `every`-th frame of a lane's first evaluation episode, its return and length."""
-    run = actor.read_run(logdir)
+    run = actor.read_run(logdir, allow_imports=allow_imports)
     found = actor.actor_of(run, logdir, lane)
     if run.backend != "gymnasium":
         raise RunError(f"only Gymnasium's tasks can be drawn, this run has {run.backend}")
@@ -44,6 +48,8 @@ def episode(logdir: Path, lane: int, every: int = 2) -> tuple[np.ndarray, float,
             total, length, ended = total + float(reward), length + 1, terminated or truncated
             if length % every == 0 or ended:
                 frames.append(_draw(env))
+            if length >= LONGEST:
+                raise RunError(f"{run.env} did not end an episode in {LONGEST:,} steps: not drawn")
     finally:
         env.close()
     return np.array(frames), total, length
@@ -82,6 +88,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_string("logdir", None, "Run directory to read.", **own)
     flags.DEFINE_integer("lane", 0, "Which of the run's lanes.", **own)
     flags.DEFINE_string("out", "episode.gif", "Where to: .gif, .mp4, or .png for a strip.", **own)
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +103,9 @@ def main(argv: list[str]) -> int:
             raise RunError("--logdir is needed: the directory of a run")
         if Path(given.out).suffix not in (*VIDEOS, ".png"):
             write(np.zeros((0,)), Path(given.out))  # refuses before anything is drawn
-        frames, total, length = episode(Path(given.logdir), given.lane)
+        frames, total, length = episode(
+            Path(given.logdir), given.lane, allow_imports=given.allow_imports
+        )
         write(frames, Path(given.out))
     except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

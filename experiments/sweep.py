@@ -22,8 +22,9 @@ from absl import app, flags, logging
 from experiments import cloning, runs, suites
 from experiments.reporting import ledgers, tables
 from experiments.suites import base
+from rlx2_jax import files
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import files, plan
+from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.run import (

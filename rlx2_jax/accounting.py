@@ -13,7 +13,8 @@ A training iteration, with A and C the FLOPs of actor and one critic and batch s
     evolve_actor  = B 2 A / ((1 − S_a) Δ_m)     evolve_critic = B 4 C / ((1 − S_c) Δ_m)
     trim          = K A / Δ_b, K = 8 B
 
-Parameter counts are the formula's real numbers; a mask's whole links are less than one a layer off.
+S_a and S_c are shares of all links of a network. Parameter counts are the formula's real numbers; a
+mask's whole links are less than one a layer off.
 """
 
 from bisect import bisect_left
@@ -104,7 +105,8 @@ class Ledger:
 
 
 class _Rates(NamedTuple):
-    evolutions: float  # mask updates per iteration
+    actor_evolutions: float  # mask updates per iteration
+    critic_evolutions: float
     distances: float  # actions compared with the behaviour policy's per iteration
 
 
@@ -120,17 +122,18 @@ def ledger(
     obs_dim: int,
     action_dim: int,
     hidden: Sequence[int],
-    actor_sparsity: float,
-    critic_sparsity: float,
+    actor_sparsity: float | Sequence[float],
+    critic_sparsity: float | Sequence[float],
     *,
     method: str = "rlx2",
     batch_size: int = 256,
     n_step: int | None = None,
-    mask_interval: float = 10_000,
+    mask_interval: float | tuple[float, float] = 10_000,
     buffer_interval: float = 10_000,
     oldest_k: int | None = None,
     policy_delay: int | None = None,
     distribution: str = "erdos_renyi",
+    dense_gradient: bool | None = None,
     dynamic_buffer: bool | None = None,
     dense_n_step: int = 1,
 ) -> Ledger:
@@ -140,13 +143,16 @@ def ledger(
       algo: "td3" or "sac".
       obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
         obs_dim + action_dim inputs.
-      actor_sparsity, critic_sparsity: in [0, 1); not used by dense.
+      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; not used by
+        dense.
       method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3).
       n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
-      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never. As in the paper, Δ_m is not
-        multiplied by d for TD3's actor, though its mask changes every d Δ_m iterations only.
+      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair, of actor
+        and critic. As in the paper, Δ_m is not multiplied by d for TD3's actor, though its mask
+        changes every d Δ_m iterations only.
       oldest_k, policy_delay: K and d; None is the paper's 8 batch_size, and TD3 2, SAC 1.
       distribution: layer allocation, see `masks.layer_sparsities`.
+      dense_gradient: charge for growth by gradient; None is for rigl and rlx2 only.
       dynamic_buffer: charge for trimming; None is for rlx2 methods only.
       dense_n_step: n of the dense run compared with: 1 in the paper's main table. It changes SAC's
         training ratio only; give n_step's value to compare at equal n.
@@ -154,7 +160,10 @@ def ledger(
     for name, choice, known in [("algo", algo, _ALGOS), ("method", method, _METHODS)]:
         if choice not in known:
             raise ValueError(f"{name} is {choice!r}: choose one of {', '.join(known)}")
-    for name, interval in [("mask_interval", mask_interval), ("buffer_interval", buffer_interval)]:
+    if not isinstance(mask_interval, tuple):
+        mask_interval = (mask_interval, mask_interval)
+    pairs = [*(("mask_interval", x) for x in mask_interval), ("buffer_interval", buffer_interval)]
+    for name, interval in pairs:
         if not interval >= 1:
             raise ValueError(f"{name} is {interval}: give at least 1, or math.inf for never")
     spec, does = _ALGOS[algo], _METHODS[method]
@@ -165,21 +174,24 @@ def ledger(
     d = _positive("policy_delay", spec.policy_delay if policy_delay is None else policy_delay)
     dense_n = _positive("dense_n_step", dense_n_step)
     trims = does.robust if dynamic_buffer is None else dynamic_buffer
-    rates = _Rates(does.dense_gradient / mask_interval, trims * old_k / buffer_interval)
+    charged = does.dense_gradient if dense_gradient is None else dense_gradient
+    actor_interval, critic_interval = mask_interval
+    rates = _Rates(
+        charged / actor_interval, charged / critic_interval, trims * old_k / buffer_interval
+    )
     obs_dim, action_dim = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
     hidden = tuple(_positive("hidden width", width) for width in hidden)
-    s_actor, s_critic = masks.check_sparsity(actor_sparsity), masks.check_sparsity(critic_sparsity)
 
     def networks(run: _Method) -> tuple[_Network, _Network]:
         actor_out, critic_in = spec.actor_heads * action_dim, obs_dim + action_dim
         return (
-            _network(run, obs_dim, actor_out, hidden, s_actor, distribution),
-            _network(run, critic_in, 1, hidden, s_critic, distribution),
+            _network(run, (obs_dim, *hidden, actor_out), actor_sparsity, distribution),
+            _network(run, (critic_in, *hidden, 1), critic_sparsity, distribution),
         )
 
     actor, critic = networks(does)
     own = _figures(spec, actor, critic, batch, n, d, rates)
-    dense = _figures(spec, *networks(_METHODS["dense"]), batch, dense_n, d, _Rates(0.0, 0.0))
+    dense = _figures(spec, *networks(_METHODS["dense"]), batch, dense_n, d, _Rates(0.0, 0.0, 0.0))
     relative = Ratios(**{f.name: own[f.name] / dense[f.name] for f in fields(Ratios)})
     return Ledger(algo, method, n, actor.hidden, critic.hidden, relative, **own)
 
@@ -203,18 +215,29 @@ def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float
     return min(max(above - 1, 1), above, key=lambda h: abs(count(h) - target))
 
 
+def overall_sparsity(sizes: Sequence[int], sparsity: float | Sequence[float]) -> float:
+    """Of a network of these layer sizes whose layers have these sparsities, or this one."""
+    if not isinstance(sparsity, Sequence):
+        return masks.check_sparsity(sparsity)
+    shapes = list(pairwise(sizes))
+    layers = zip(shapes, masks.layer_sparsities(shapes, sparsity), strict=True)
+    return sum(s * i * o for (i, o), s in layers) / sum(i * o for i, o in shapes)
+
+
 def _network(
-    run: _Method, in_dim: int, out_dim: int, hidden: tuple[int, ...], sparsity: float, dist: str
+    run: _Method, sizes: tuple[int, ...], sparsity: float | Sequence[float], distribution: str
 ) -> _Network:
     """One network as a method has it."""
+    overall, (in_dim, *hidden, out_dim) = overall_sparsity(sizes, sparsity), sizes
     if run.networks == "tiny":
-        hidden = _at_most(tiny_width(in_dim, out_dim, hidden, sparsity), hidden)
-    sparsity = sparsity if run.networks == "sparse" else 0.0
+        hidden = _at_most(tiny_width(in_dim, out_dim, hidden, overall), hidden)
+    if run.networks != "sparse":
+        sparsity = overall = 0.0
     shapes = list(pairwise([in_dim, *hidden, out_dim]))
-    layers = list(zip(shapes, masks.layer_sparsities(shapes, sparsity, dist), strict=True))
+    layers = list(zip(shapes, masks.layer_sparsities(shapes, sparsity, distribution), strict=True))
     parameters = sum((1 - s) * i * o for (i, o), s in layers)
     flops = sum((1 - s) * (2 * i - 1) * o for (i, o), s in layers)
-    return _Network(hidden, sparsity, parameters, flops)
+    return _Network(tuple(hidden), overall, parameters, flops)
 
 
 def _figures(
@@ -226,8 +249,8 @@ def _figures(
     flops = {  # 3: a forward pass, and a backward pass of twice its cost
         "critic_update_flops": batch * (target + 3 * 2 * c),
         "actor_update_flops": batch * (3 * a + spec.actor_loss_critics * c) / d,
-        "actor_evolution_flops": batch * 2 * a / (1 - actor.sparsity) * rates.evolutions,
-        "critic_evolution_flops": batch * 4 * c / (1 - critic.sparsity) * rates.evolutions,
+        "actor_evolution_flops": batch * 2 * a / (1 - actor.sparsity) * rates.actor_evolutions,
+        "critic_evolution_flops": batch * 4 * c / (1 - critic.sparsity) * rates.critic_evolutions,
         "trim_flops": a * rates.distances,
     }
     return flops | {
@@ -240,7 +263,7 @@ def _figures(
     }
 
 
-def _at_most(h: int, hidden: tuple[int, ...]) -> tuple[int, ...]:
+def _at_most(h: int, hidden: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(h, width) for width in hidden)
 
 

@@ -23,7 +23,7 @@ def make_network(
     target: bool = True,
     links: tuple[int, ...] = (),
 ) -> Network:
-    """A sparse network and its target: θ ← θ ⊙ M_θ, θ' ← θ (Algorithm 5, lines 1-3).
+    """A sparse network and its target: θ ← θ ⊙ M_θ, θ' ← θ (Algorithm 4, lines 1-3).
 
     Equal keys give equal dense weights, whatever the sparsity and the form. `names` makes a dict
     of several networks of the same sizes (the twin critics; in the compact form one network with a
@@ -95,7 +95,7 @@ def make_critic(key: Array, config: Config, lane: Lane) -> Network:
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:
-    """N = 1 while t < T_0, then n (Algorithm 5, line 10); t counts updates or steps."""
+    """N = 1 while t < T_0, then n (Algorithm 4, line 10); t counts updates or steps."""
     t = count if config.switch == "updates" else step
     return jnp.where(t < hyper.t0, 1, hyper.n)
 

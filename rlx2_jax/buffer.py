@@ -1,4 +1,4 @@
-"""A functional circular replay buffer that forgets from its old end (Algorithm 4).
+"""A functional circular replay buffer that forgets from its old end (Algorithm 3).
 
 Transitions of `envs` environments lie side by side in rows, one row per time step. A row holds
 each environment's observation, action and reward; the next observation is the next row's, so
@@ -193,7 +193,7 @@ def policy_distance(
     distance: str = "mse",
     behaviour: str = "mean",
 ) -> Array:
-    """D(B, φ) of the oldest K transitions (equation 5): f32[].
+    """D(B, φ) of the oldest K transitions (equation 6): f32[].
 
     Args:
       policy: the current noise-free policy, `[..., obs] -> [..., act]` in [-1, 1].
@@ -218,14 +218,14 @@ def trim(
     hard: bool = True,
     full: bool = True,
 ) -> Buffer:
-    """Algorithm 4, lines 11-17: forget the oldest share ρ where D(B, φ) > D_0.
+    """Algorithm 3, lines 11-18: forget the oldest share ρ where D(B, φ) > D_0.
 
     Args:
       distance, threshold: D(B, φ) and D_0.
       ratio: ρ, the share of transitions to forget; 0 is a buffer of fixed capacity.
       b_min, b_max: bounds in transitions; nothing is forgotten at or below `b_min`.
       hard: never go below `b_min`; otherwise one cut may (the released code).
-      full: also forget from a buffer that has reached `b_max` (not so in Algorithm 4's text).
+      full: also forget from a buffer that has reached `b_max` (not so in Algorithm 3's text).
     """
     drop = jnp.floor(buffer.length.astype(jnp.float32) * ratio * (1.0 + 2.0**-22))
     wanted = jnp.where(distance > threshold, drop.astype(jnp.int32), 0)

@@ -1,6 +1,6 @@
 """Where one layer grows: ArgTopK of |∇_θ L| outside the taken places, in three ways.
 
-`dense_grow` ranks a score that is there in full. The appendix's "Efficient implementation" does
+`dense_grow` ranks a score that is there in full. Algorithm 2, efficient link growing, does
 without the N-element gradient, which compact networks never have: the gradient of a linear layer
 y = xθ is ∂L/∂θ_ij = x_i g_j, a product of two vectors for one sample (`heap_grow`, a reference in
 plain Python) and xᵀg for a batch (`tiled_grow`, under jit). All three choose the same links.
@@ -113,7 +113,7 @@ def heap_grow(
     links: int,
     forbid: Iterable[int] = (),
 ) -> set[int]:
-    """The appendix's Algorithm "Efficient Link Growing", for the gradient x_i g_j of one sample.
+    """Efficient link growing (Algorithm 2), for the gradient x_i g_j of one sample.
 
     One pointer per output walks down |x_σ1| ≥ |x_σ2| ≥ …; a heap holds the products under the
     pointers, so that they come out from the largest on, and nothing else is ever computed:

@@ -190,7 +190,7 @@ def _kept_mean(config: Config, mean: Array) -> Array | None:
 def _trim(
     agent: Any, replay: buffer.Buffer, stats: Stats, t: Array, config: Config, hyper: Hyper
 ) -> tuple[Array, Stats]:
-    """Every Δ_b environment steps: Algorithm 4, lines 11-17. The replay arrays are only read, so
+    """Every Δ_b environment steps: Algorithm 3, lines 11-18. The replay arrays are only read, so
     that the branch copies nothing."""
     policy = ALGORITHMS[config.algo].mean_action
     own_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)

@@ -204,7 +204,7 @@ def _evolve_network(
 
 
 def polyak(network: Network, tau: Array) -> Network:
-    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 5, line 24)."""
+    """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 4, line 23)."""
 
     if isinstance(network.masks, compact.Index):
         t, old = tau.astype(network.params.dtype), jnp.asarray(network.target)

@@ -1,4 +1,4 @@
-"""RLx2-SAC (Algorithm 6): `init`, `act` and `update` of one lane, as pure functions."""
+"""RLx2-SAC (Algorithm 5): `init`, `act` and `update` of one lane, as pure functions."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class Noise(NamedTuple):
 
 
 def init(key: Array, config: Config, lane: Lane) -> State:
-    """Sparse networks with random parameters and masks, α = 1 (Algorithm 6, lines 1-3)."""
+    """Sparse networks with random parameters and masks, α = 1 (Algorithm 5, lines 1-3)."""
     actor_key, critic_key = jax.random.split(key)
     actor = make_actor(actor_key, config, lane, target=False)
     critic = make_critic(critic_key, config, lane)
@@ -78,7 +78,7 @@ def update(
     *,
     noise: Noise | None = None,
 ) -> tuple[State, dict[str, Array]]:
-    """One gradient update (Algorithm 6, lines 10-25). Arguments as in `td3.update`; `noise`
+    """One gradient update (Algorithm 5, lines 10-23). Arguments as in `td3.update`; `noise`
     replaces what would be drawn from `key`."""
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     if noise is None:

@@ -1,4 +1,4 @@
-"""RLx2-TD3 (Algorithm 5): `init`, `act` and `update` of one lane, as pure functions."""
+"""RLx2-TD3 (Algorithm 4): `init`, `act` and `update` of one lane, as pure functions."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class State(NamedTuple):
 
 
 def init(key: Array, config: Config, lane: Lane) -> State:
-    """Sparse networks with random parameters and masks (Algorithm 5, lines 1-3)."""
+    """Sparse networks with random parameters and masks (Algorithm 4, lines 1-3)."""
     actor_key, critic_key = jax.random.split(key)
     return State(make_actor(actor_key, config, lane), make_critic(critic_key, config, lane))
 
@@ -50,7 +50,7 @@ def update(
     *,
     expert: Params | None = None,
 ) -> tuple[State, dict[str, Array]]:
-    """One gradient update (Algorithm 5, lines 10-25).
+    """One gradient update (Algorithm 4, lines 10-24).
 
     Args:
       batch: windows of `config.n_max` steps.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlx2_jax import envs
-from rlx2_jax.envs.base import Boxes, check_seeds, fresh_seeds
+from rlx2_jax.envs.base import check_seeds, fresh_seeds
+from rlx2_jax.envs.spaces import Boxes
 
 pytestmark = pytest.mark.fast
 
@@ -76,6 +77,20 @@ def test_no_environments_is_refused():
         envs.make_host("Hopper-v5", 0)
 
 
+def with_bounds(low, high):
+    """A box that is broken only after Gymnasium has checked it."""
+    box = Box(-1, 1, (2,))
+    box.low, box.high = np.full(2, low, np.float32), np.full(2, high, np.float32)
+    return box
+
+
+def of_dtype(dtype):
+    """A box of a dtype that Gymnasium refuses, or that its types do."""
+    box = Box(-1, 1, (2,))
+    box.dtype = np.dtype(dtype)
+    return box
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
@@ -83,6 +98,19 @@ def test_no_environments_is_refused():
         (gymnasium.spaces.Discrete(4), Box(-1, 1, (2,)), r"Discrete\(4\).*FlattenObservation"),
         (gymnasium.spaces.Dict(a=Box(-1, 1)), Box(-1, 1), "Dict.*FlattenObservation"),
         (Box(-1, 1, (3,)), Box(-np.inf, 1, (2,)), "-inf.*must be finite.*RescaleAction"),
+        (Box(-1, 1, (3,)), with_bounds(np.nan, 1), "nan.*must be finite"),
+        (Box(-1, 1, (3,)), with_bounds(1, -1), "low must not be above high"),
+        (Box(-1, 1, (3,)), Box(1, 1, (2,)), "no action can differ from another"),
+        (Box(-1, 1, (3,)), Box(-5, 5, (2,), np.int64), "dtype int64.*TransformAction.*rounds"),
+        (Box(-1, 1, (3,)), Box(0, 255, (2,), np.uint8), "dtype uint8.*TransformAction"),
+        (Box(-1, 1, (3,)), of_dtype(bool), "dtype bool.*TransformAction"),
+        (Box(-1, 1, (3,)), Box(-1, 1, (0,)), "an action of size 0"),
+        (Box(-1, 1, (3, 0)), Box(-1, 1, (2,)), "an observation of size 0"),
+        (of_dtype(object), Box(-1, 1, (2,)), "dtype object.*real numbers.*TransformObservation"),
+        (of_dtype(complex), Box(-1, 1, (2,)), "dtype complex128.*real numbers"),
+        (Box(-1, 1, (3,)), of_dtype(object), "dtype object.*TransformAction"),
+        (Box(-1, 1, (3,)), gymnasium.spaces.MultiBinary(3), "MultiBinary.*continuous-control"),
+        (Box(-1, 1, (3,)), gymnasium.spaces.Tuple([Box(-1, 1)]), "Tuple.*continuous-control"),
     ],
 )
 def test_spaces_that_do_not_suit_are_refused_with_advice(observation, action, message):
@@ -99,6 +127,35 @@ def test_actions_are_scaled_to_the_bounds():
     scaled = boxes.scale(actions)
     assert scaled.dtype == np.float32
     np.testing.assert_array_equal(scaled, np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_actions_have_the_dtype_of_their_box_and_stay_within(dtype):
+    rng = np.random.default_rng(0)
+    ends = np.sort(rng.normal(size=(2, 500)), axis=0).astype(dtype)
+    ends[1, 0] = ends[0, 0]  # one fixed component
+    space = Box(ends[0], ends[1], dtype=dtype)
+    scaled = Boxes("Some-v0", Box(-1, 1), space).scale(
+        np.array([[-1.0], [0.3], [1.0]]) * np.ones(500)
+    )
+    assert scaled.dtype == dtype and all(space.contains(row) for row in scaled)
+    assert (scaled[:, 0] == ends[0, 0]).all()
+    np.testing.assert_allclose(scaled[2], ends[1], rtol=4 * np.finfo(dtype).eps, atol=1e-3)
+
+
+def test_the_widest_bounds_are_scaled_without_overflow():
+    space = Box(-1.7e308, 1.7e308, (1,), np.float64)
+    scaled = Boxes("Some-v0", Box(-1, 1), space).scale(np.array([[-1.0], [0.5], [1.0]]))
+    np.testing.assert_array_equal(scaled, [[-1.7e308], [0.85e308], [1.7e308]])
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "10", True])
+def test_a_wrong_time_limit_is_refused(limit):
+    for backend in envs.HOST_BACKENDS:
+        with pytest.raises(ValueError, match=r"max_episode_steps is .*at least 1, or None"):
+            envs.make_host("Hopper-v5", 1, backend, max_episode_steps=limit)
+    with pytest.raises(ValueError, match=r"episode_length is .*at least 1, or None"):
+        envs.make_device("inverted_pendulum", episode_length=limit)
 
 
 def test_actions_of_a_wrong_shape_are_refused():

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 
 from rlx2_jax import envs
@@ -199,6 +200,46 @@ def check_exact(env_id, before, after, tmp_path, **options):
     assert ends(expected) >= 2
     tasks.close()
     others.close()
+
+
+class Pixels(gymnasium.Env):
+    """Shows an image of one dtype, in a shape that need not be its space's."""
+
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, dtype: Any = np.uint8, shape: tuple[int, ...] = (2, 3)):
+        self.observation_space = Box(0, 1, (2, 3), dtype)
+        self.shape = shape
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones((2, 3), self.observation_space.dtype), {}
+
+    def step(self, action):
+        return np.ones(self.shape, self.observation_space.dtype), 0.0, False, False, {}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_, np.float16, np.float64])
+def test_observations_of_any_dtype_are_read_as_float32(dtype, monkeypatch):
+    spec = EnvSpec("tests/Pixels-v0", entry_point=lambda **k: Pixels(**k))
+    monkeypatch.setitem(gymnasium.registry, "tests/Pixels-v0", spec)
+    tasks = envs.make_host("tests/Pixels-v0", 1, dtype=dtype)
+    assert tasks.spec.obs_dim == 6
+    for obs in (tasks.reset([0]), tasks.step(np.zeros((1, 1))).obs):
+        assert obs.dtype == np.float32
+        np.testing.assert_array_equal(obs, np.ones((1, 6)))
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("shape", [(), (1, 3), (3,), (6,), (2, 1)])
+def test_an_observation_of_another_shape_is_a_failure_and_not_broadcast(shape, monkeypatch):
+    spec = EnvSpec("tests/Pixels-v0", entry_point=lambda **k: Pixels(**k))
+    monkeypatch.setitem(gymnasium.registry, "tests/Pixels-v0", spec)
+    tasks = envs.make_host("tests/Pixels-v0", 1, shape=shape)
+    tasks.reset([0])
+    with pytest.raises(envs.EnvironmentFailure, match=r"its space has \(2, 3\): make the task"):
+        tasks.step(np.zeros((1, 1)))
 
 
 @pytest.mark.fast

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
+from rlx2_jax.files import Log
 from rlx2_jax.runtime import events
-from rlx2_jax.runtime.files import Log
 
 pytestmark = pytest.mark.fast
 

@@ -164,7 +164,9 @@ def test_the_c_file_needs_nothing_and_is_small():
     policy = policy_of(CASES["hopper"], low=[-1, -2, 0], high=[1, 2, 3])
     made, small = c.source(policy), c.source(policy, int8=True)
     assert re.findall(r"#include (.*)", made.text) == ["<stdint.h>"]
-    assert not re.search(r"static (?!const|float)", made.text)  # functions and constants only
+    assert not re.search(
+        r"static (?!const|float|int |void )", made.text
+    )  # functions and constants only
     assert "uint16_t" not in made.text
     assert small.data_bytes < made.data_bytes < policy.dense_bytes / 20
     assert f"Constant data: {made.data_bytes} bytes" in made.text
@@ -239,3 +241,82 @@ def test_stablehlo(case, tmp_path):
     plain = jax.export.deserialize(bytearray(path.read_bytes()))
     assert plain.call(obs[:3]).shape == (3, policy.action_dim)  # any batch
     assert plain.platforms == stablehlo.PLATFORMS
+
+
+LARGE = np.array(
+    [0, 1, -3.4e38, 3.4e38, -1e38, 3e38, 1e30, -1e20, 2.0**127, -(2.0**119)], np.float32
+)
+
+
+def large_observations(policy: SparsePolicy, count: int = 500) -> np.ndarray:
+    """Finite, of every sign and size, so that sums overflow and cancel."""
+    return np.random.default_rng(2).choice(LARGE, (count, policy.obs_dim))
+
+
+@needs_compiler
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+@each_case
+def test_every_finite_observation_gives_an_action_in_bounds(case, int8, tmp_path):
+    policy = policy_of(case)
+    obs = large_observations(policy)
+    found = compile_policy(policy, tmp_path, int8=int8)(obs)
+    assert (np.abs(found) <= 1).all()  # and so is a number
+    wanted = (dequantized(policy) if int8 else policy).act(obs)
+    npz.save(policy, tmp_path / "policy.npz")
+    own = numpy_runtime.load(tmp_path / "policy.npz")(obs)
+    assert (np.abs(wanted) <= 1).all() and (np.abs(own) <= 1).all()
+    np.testing.assert_allclose(own, policy.act(obs), atol=1e-6)
+    # Where terms of 1e38 cancel, digits of float32 decide: nearly all observations agree.
+    assert (np.abs(found - wanted).max(axis=1) <= TOLERANCE).mean() >= 0.98
+
+
+@needs_compiler
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+def test_one_large_observation_by_hand(int8, tmp_path):
+    """2 x 3e38 is above the largest float, and so is 127 x 3e38, which int8 sums before scaling."""
+    weights = (
+        np.array([[2, 0, -2]], np.float32),
+        np.array([[1e-19]], np.float32),
+        np.array([[1e-19]], np.float32),
+    )
+    layers = [Layer.of(w, w != 0, np.zeros(1)) for w in weights]
+    act = compile_policy(SparsePolicy("td3", tuple(layers)), tmp_path, int8=int8)
+    obs = np.array([[3e38, 0, 2.9e38], [3e38, 0, 0], [-3e38, 0, 0], [1e38, 0, 0]], np.float32)
+    # The first sum: 2e37, saturated at 3.4e38, relu(-6e38), 2e38.
+    wanted = np.tanh([[0.2], [3.4028235], [0.0], [2.0]])
+    np.testing.assert_allclose(act(obs), wanted, rtol=2e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+def test_c_actions_are_in_bounds_whatever_an_observation_holds(int8, tmp_path):
+    policy = policy_of(CASES["depth-4"])
+    act = compile_policy(policy, tmp_path, int8=int8)
+    for value in (np.nan, np.inf, -np.inf):
+        obs = observations(policy, 200)
+        obs[:, 2] = value
+        obs[::2, 4] = np.inf
+        assert (np.abs(act(obs)) <= 1).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+def test_ordinary_observations_take_the_plain_sums(int8, tmp_path, monkeypatch):
+    """Up to the size of observations from which on sums are watched, and with watched ones."""
+    policy = policy_of(CASES["hopper"])
+    obs = np.concatenate([observations(policy), 1e6 * observations(policy, 100)])
+    (tmp_path / "plain").mkdir()
+    plain = compile_policy(policy, tmp_path / "plain", int8=int8)(obs)
+    monkeypatch.setattr(c, "_harmless", lambda *_, **__: "0.0f")
+    watched = compile_policy(policy, tmp_path, int8=int8)(obs)
+    np.testing.assert_array_equal(plain, watched)
+
+
+@pytest.mark.fast
+def test_scaling_to_the_widest_bounds():
+    low, high = np.array([-3.4e38, 3e38], np.float32), np.array([3.4e38, 3.2e38], np.float32)
+    policy = policy_of(CASES["dense"], low=low, high=high)
+    np.testing.assert_allclose(
+        policy.scale(np.array([1, -1], np.float32)), [3.4e38, 3e38], rtol=1e-6
+    )
+    assert not re.search(r"\binff?,", c.source(policy).text)

@@ -11,9 +11,8 @@ from policies import actor as random_actor
 from programs import jit
 
 from experiments import export as command
-from rlx2_jax import compact, config, networks
+from rlx2_jax import compact, config, files, networks
 from rlx2_jax.export import actor, bundle, compare, compiled, npz, onnx, stablehlo
-from rlx2_jax.runtime import files
 from rlx2_jax.runtime.checkpoint import Checkpoints
 from rlx2_jax.runtime.run import Run, RunError, make_loop
 from rlx2_jax.types import Network
@@ -139,6 +138,10 @@ def test_the_command(saved, tmp_path, capsys):
         (("--format=",), "use one or more of"),
         (("--int8", "--format=npz"), "add c to --format"),
         (("--name=a-b", "--format=c"), "C identifier"),
+        (("--name=../evil", "--format=npz"), "C identifier"),
+        (("--name=/tmp/evil", "--format=stablehlo"), "C identifier"),
+        (("--name=", "--format=npz"), "C identifier"),
+        ((f"--name={'a' * 300}", "--format=npz"), "up to 63 letters"),
         (("--int8", "--episodes=1", "--format=c"), "use at least 2"),
     ],
 )

@@ -1,6 +1,7 @@
 """Policy files: what is written comes back, and what is damaged is refused."""
 
 import io
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -111,6 +112,11 @@ def write(path, arrays) -> None:
         ("sizes", lambda x: x - x, "sizes must be positive"),
         ("sizes", lambda x: x * 2**20, "must have one entry"),
         ("sizes", lambda x: x[:1], "sizes must be positive"),
+        (
+            "sizes",
+            lambda x: np.array([2**31 - 1, *x[1:]], np.int32),
+            "layer 0 is 2147483647 x 5, at most",
+        ),
         ("kind", lambda x: x + 9, "kind must be one of"),
         ("bounds", lambda x: x[:, :1], r"bounds must be \[2, 2\]"),
         ("bounds", lambda x: x[::-1].copy(), "low bound is above"),
@@ -168,7 +174,7 @@ def test_an_array_larger_than_its_bytes_takes_no_memory(tmp_path):
     np.lib.format.write_array_header_1_0(stream, header)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("values.npy", stream.getvalue())
-    with pytest.raises(PolicyFileError, match="not a whole policy file: an array of shape"):
+    with pytest.raises(PolicyFileError, match=r"not a whole policy file: 'values.npy' has an"):
         npz.load(path)
 
 
@@ -178,6 +184,19 @@ def test_the_runtime_refuses_damage(tmp_path):
     np.savez(path, **arrays, digest=np.zeros(32, np.uint8))
     with pytest.raises(ValueError, match="is damaged"):
         numpy_runtime.load(path)
+
+
+def test_the_runtime_takes_no_memory_for_sizes_that_are_not_there(tmp_path):
+    path = tmp_path / "policy.npz"
+    arrays = arrays_of(policy_of(SMALL), path)
+    arrays["sizes"] = np.array([3, 2**31 - 1, 2], np.int32)
+    write(path, arrays)
+    tracemalloc.start()
+    act = numpy_runtime.load(path)
+    with pytest.raises((ValueError, IndexError)):
+        act(np.zeros(3))
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 def test_files_that_do_not_have_their_checksum_are_refused(tmp_path):

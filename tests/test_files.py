@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx2_jax.runtime import files
-from rlx2_jax.runtime.files import Damaged, Log, Outbox
+from rlx2_jax import files
+from rlx2_jax.files import Damaged, Log, Outbox
 
 pytestmark = pytest.mark.fast
 

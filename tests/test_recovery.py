@@ -14,7 +14,8 @@ import pytest
 from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
-from rlx2_jax.runtime import checkpoint, files, fingerprint, guards, run, weights
+from rlx2_jax import files
+from rlx2_jax.runtime import checkpoint, fingerprint, guards, run, weights
 from rlx2_jax.runtime import evaluate as evaluation
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime.group import LaneFailure

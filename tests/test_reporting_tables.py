@@ -244,7 +244,7 @@ def test_markdown_html_and_csv() -> None:
     assert tables.markdown(table).splitlines() == [
         "**A & B**",
         "",
-        "| a\\|b | x<y: ours | n |",
+        "| a\\|b | x\\<y: ours | n |",
         "| --- | ---: | ---: |",
         "| r | 1.2 ± 0.5 † | missing |",
         "| s | missing | 0.000 |",
@@ -263,6 +263,16 @@ def test_markdown_html_and_csv() -> None:
     with pytest.raises(ValueError, match="key: 1 cells in 3 columns"):
         Table("key", "", columns, (("r",),))
     assert tables.number(float("nan"), 1) == "not finite"
+
+
+def test_sparsities_of_layers_are_weighted_by_their_links(tmp_path: Path) -> None:
+    layers = {"actor_sparsity": [0, 0.99, 0], "critic_sparsity": 0.5}
+    unit = logs.unit("td3-hopper", "Hopper-v5", [logs.lane("rlx2", 0, **layers)])
+    logs.run(logs.plan(tmp_path, "table2", [unit]), unit, returns)
+    (found,) = results.load(tmp_path, KNOWN).suites["table2"].units
+    actor, critic = percent.sparsities(found, found.lanes[0])
+    assert actor == pytest.approx(0.99 * 256 * 256 / (11 * 256 + 256 * 256 + 256 * 3))
+    assert critic == 0.5
 
 
 # The ledger.

@@ -109,7 +109,7 @@ def sampled(params: Any, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray
 def numpy_target(
     actor: Any, critic: Any, b: Any, noise: Any, alpha: float, n: int, gamma: float
 ) -> np.ndarray:
-    """Algorithm 6, lines 10-13, window by window and state by state."""
+    """Algorithm 5, lines 10-13, window by window and state by state."""
     y = np.zeros(len(b.obs))
     for i in range(len(b.obs)):
         total, discount, last, weights = update_model.n_step(

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from experiments import cloning, runs, suites, sweep
-from rlx2_jax import envs
+from rlx2_jax import envs, files
 from rlx2_jax.config import Lane
-from rlx2_jax.runtime import files, weights
+from rlx2_jax.runtime import weights
 from rlx2_jax.runtime.run import RunError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)

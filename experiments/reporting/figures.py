@@ -4,6 +4,7 @@ Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in
 and markers as well. Legends stand below the axes, where they hide nothing.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from experiments.reporting import markup
 from experiments.reporting.results import Lane
 from experiments.reporting.stats import Interval
 
@@ -29,6 +31,7 @@ WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
+    "text.parse_math": False,  # titles and labels hold names from logs
     "svg.hashsalt": "rlx2_jax",  # the same picture is the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,9 +42,12 @@ _SETTINGS: dict[Any, Any] = {
 class Figure:
     """`draw` makes the picture; `key` names its files."""
 
-    key: str
+    key: str  # a `markup.slug`
     title: str
     draw: Callable[[], Canvas]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", markup.slug(self.key))
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class Group(NamedTuple):
 
 def save(figure: Figure, folder: Path, stamp: str = "") -> tuple[Path, Path]:
     """Writes `<key>.png` and `<key>.svg`; `stamp`, small in a corner, says what was run."""
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # in a name
         canvas = figure.draw()
         canvas.text(0.99, 0.99, stamp, ha="right", va="top", fontsize=6, color="0.4")
         png, svg = folder / f"{figure.key}.png", folder / f"{figure.key}.svg"
@@ -112,7 +119,7 @@ def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> C
     if threshold is not None:
         bottom.axhline(threshold, color="0.4", lw=0.8)
         bottom.annotate(
-            f"$D_0$ = {threshold:g}",
+            f"D₀ = {threshold:g}",
             (1, threshold),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 2),

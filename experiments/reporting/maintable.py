@@ -66,9 +66,10 @@ def _sizes(suite: Suite) -> Table:
         lane = next((x for x in unit.lanes if x.name == "rlx2"), None) if unit else None
         ratios = actor = critic = None
         if unit and lane and unit.config.get("obs_dim"):
-            actor, critic = percent.sparsities(lane.settings)
+            actor, critic = percent.sparsities(unit, lane)
             sizes = unit.config["obs_dim"], unit.config["action_dim"], unit.hidden
-            ratios = accounting.ledger(unit.algo, *sizes, actor, critic).relative
+            given = (lane.settings.get(f"{net}_sparsity") or 0.0 for net in ("actor", "critic"))
+            ratios = accounting.ledger(unit.algo, *sizes, *given).relative
         cells: list[Cell] = [f"{row['algo'].upper()} {row['env']}", actor, row["actor_sparsity"]]
         cells += [critic, row["critic_sparsity"]]
         for ours, printed, _ in kinds:

@@ -1,13 +1,13 @@
 """One HTML file that needs nothing else: pictures inlined, light and dark, readable on a phone."""
 
 import base64
-from html import escape
 from itertools import groupby
 from pathlib import Path
 
 from experiments.reporting import tables
 from experiments.reporting.exhibits import Section
 from experiments.reporting.figures import Absent, Figure
+from experiments.reporting.markup import Html, slug, tag
 from experiments.reporting.tables import Table
 
 _STYLE = """
@@ -63,46 +63,44 @@ def page(
     title: str, sections: list[Section], warnings: list[str], banner: str, figures: Path
 ) -> str:
     """The whole document; `figures` holds the PNG files."""
-    links = "".join(
-        f'<li><a href="#suite-{escape(s.key)}">{escape(s.key)}</a></li>' for s in sections
-    )
-    problems = ""
+    links = [tag("li", tag("a", s.key, href=f"#{_anchor(s)}")) for s in sections]
+    top = [tag("h1", title), tag("p", banner, class_="warn")]
     if warnings:
-        rows = "".join(f"<li>{escape(w)}</li>" for w in warnings)
-        problems = f'<div class="warn"><b>Problems found in the logs</b><ul>{rows}</ul></div>'
-    body = "".join(_section(s, figures) for s in sections)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><header><h1>{escape(title)}</h1>"
-        f'<p class="warn">{escape(banner)}</p>{problems}'
-        f'<nav aria-label="suites"><ul>{links}</ul></nav></header>'
-        f"<main>{body}</main></body></html>\n"
+        rows = tag("ul", *(tag("li", w) for w in warnings))
+        top.append(tag("div", tag("b", "Problems found in the logs"), rows, class_="warn"))
+    top.append(tag("nav", tag("ul", *links), aria_label="suites"))
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        tag("style", Html(_STYLE)),
     )
+    body = tag("main", *(_section(s, figures) for s in sections))
+    document = tag("html", head, tag("body", tag("header", *top), body), lang="en")
+    return f"<!DOCTYPE html>\n{document}\n"
 
 
-def _section(section: Section, figures: Path) -> str:
-    lead = "".join(f'<p class="lead">{escape(text)}</p>' for text in section.lead)
-    parts = []
+def _anchor(section: Section) -> str:
+    return f"suite-{slug(section.key)}"
+
+
+def _section(section: Section, figures: Path) -> Html:
+    parts = [tag("h2", section.title), *(tag("p", text, class_="lead") for text in section.lead)]
     for is_table, items in groupby(section.items, lambda item: isinstance(item, Table)):
         if is_table:
             parts += [tables.html(item) for item in items if isinstance(item, Table)]
         else:
-            parts.append(f'<div class="grid">{"".join(_picture(x, figures) for x in items)}</div>')
-    key = escape(section.key)
-    head = f'<section id="suite-{key}"><h2>{escape(section.title)}</h2>{lead}'
-    return f"{head}{''.join(parts)}</section>"
+            parts.append(tag("div", *(_picture(x, figures) for x in items), class_="grid"))
+    return tag("section", *parts, id=_anchor(section))
 
 
-def _picture(item: object, figures: Path) -> str:
+def _picture(item: object, figures: Path) -> Html:
     if isinstance(item, Absent):
-        text = f"{escape(item.title)}<br>missing: {escape(item.reason)}"
-        return f'<figure class="absent">{text}</figure>'
+        text = (item.title, tag("br"), f"missing: {item.reason}")
+        return tag("figure", *text, class_="absent")
     assert isinstance(item, Figure)
     data = base64.b64encode((figures / f"{item.key}.png").read_bytes()).decode()
-    caption = escape(item.title)
-    return (
-        f'<figure id="{escape(item.key)}"><img alt="{caption}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
+    image = tag("img", alt=item.title, src=f"data:image/png;base64,{data}")
+    return tag("figure", image, tag("figcaption", item.title), id=item.key)

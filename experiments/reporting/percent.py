@@ -7,9 +7,10 @@ from statistics import fmean
 
 from experiments import paper
 from experiments.reporting import stats
-from experiments.reporting.results import Suite, Unit
+from experiments.reporting.results import Lane, Suite, Unit
 from experiments.reporting.scores import Scale, average, label
 from experiments.reporting.tables import Cell, Column, Table, Value
+from rlx2_jax import accounting
 
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
 
@@ -206,18 +207,23 @@ def _groups(unit: Unit) -> list[tuple[str, list, str]]:
     found = []
     for name in unit.names:
         lanes = unit.named(name)
-        levels = dict.fromkeys(sparsities(lane.settings) for lane in lanes)
+        levels = dict.fromkeys(sparsities(unit, lane) for lane in lanes)
         for level in levels if len(levels) > 1 else [None]:
-            own = [x for x in lanes if level is None or sparsities(x.settings) == level]
+            own = [x for x in lanes if level is None or sparsities(unit, x) == level]
             extra = f" {100 * level[0]:.4g}/{100 * level[1]:.4g}" if level else ""
             found.append((name, own, extra))
     return found
 
 
-def sparsities(settings: Mapping) -> tuple[float, float]:
-    """A lane's actor and critic sparsity."""
-    both = [settings.get(f"{net}_sparsity", 0.0) or 0.0 for net in ("actor", "critic")]
-    one, two = (fmean(x) if isinstance(x, list | tuple) else float(x) for x in both)
+def sparsities(unit: Unit, lane: Lane) -> tuple[float, float]:
+    """A lane's actor and critic sparsity; where layers differ, of all links of a network."""
+    obs, action = (int(unit.config.get(k) or 1) for k in ("obs_dim", "action_dim"))
+    heads = 2 if unit.algo == "sac" else 1
+    nets = {"actor": (obs, *unit.hidden, heads * action), "critic": (obs + action, *unit.hidden, 1)}
+    one, two = (
+        accounting.overall_sparsity(sizes, lane.settings.get(f"{net}_sparsity") or 0.0)
+        for net, sizes in nets.items()
+    )
     return one, two
 
 

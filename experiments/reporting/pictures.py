@@ -1,7 +1,6 @@
 """The exhibits that the paper has as figures, and Humanoid's table."""
 
 import re
-import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from experiments.reporting.panels import Item, groups, panel
 from experiments.reporting.results import Lane, Suite, Unit
 from experiments.reporting.scores import Scale, label
 from experiments.reporting.tables import Cell, Column, Table, Value
-from rlx2_jax import accounting
+from rlx2_jax import accounting, archive
 
 _MASK = re.compile(r"(actor|critic)/mask/(.+)/kernel")
 
@@ -64,14 +63,14 @@ def _levels(
 ) -> tuple[dict[str, list[Point]], list[tuple[Cell, ...]]]:
     """A unit's lines by label, and its table rows by sparsity."""
     wanted = [lane for lane in unit.lanes if lane.name != "dense"]
-    levels = sorted({percent.sparsities(lane.settings) for lane in wanted})
+    levels = sorted({percent.sparsities(unit, lane) for lane in wanted})
     lines: dict[str, list[Point]] = {label(n): [] for n in names}
     rows: list[tuple[Cell, ...]] = []
     for level in levels:
         total = _total_sparsity(unit, level)
         cells: list[Cell] = []
         for name in names:
-            own = [x for x in unit.named(name) if percent.sparsities(x.settings) == level]
+            own = [x for x in unit.named(name) if percent.sparsities(unit, x) == level]
             value = _level_value(unit, name, own, scale, len(levels))
             cells.append(value)
             if value is not None and total is not None:
@@ -200,11 +199,11 @@ def _mask_item(
 def _masks(path: Path) -> dict[str, np.ndarray]:
     """{"actor/Dense_0": mask [in, out], ...}; {} where the file is missing or damaged."""
     try:
-        with np.load(path) as arrays:
-            return {
-                f"{m[1]}/{m[2]}": np.asarray(arrays[key], bool)
-                for key in arrays.files
-                if (m := _MASK.fullmatch(key)) and arrays[key].ndim == 2
-            }
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        arrays = archive.read(path)
+    except ValueError:
         return {}
+    return {
+        f"{m[1]}/{m[2]}": np.asarray(array, bool)
+        for key, array in arrays.items()
+        if (m := _MASK.fullmatch(key)) and array.ndim == 2
+    }

@@ -4,7 +4,7 @@
     <logdir>/<suite>/<unit>/         a run directory: config.json, evaluations.csv, ...
 
 Nothing raises over a damaged or absent unit: it becomes a warning, and the unit is missing or
-unfinished.
+unfinished. All text is `printable`.
 """
 
 import json
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from experiments.reporting import csvlog
+from experiments.reporting.markup import printable
 from experiments.runs import task_name
 from rlx2_jax.runtime.evaluate import final_score
 from rlx2_jax.runtime.run import FORMAT  # suite.json has the same
 
 EVALUATIONS = ("lane", "step", "mean_return", "value_bias", "value_spread")
 METRICS = ("lane", "step", "buffer_length", "policy_distance")
+WRONG = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError)
 WITH_METRICS = ("buffer_trace",)  # suites whose exhibits need metrics.csv
 
 
@@ -126,7 +128,7 @@ def load(logdir: Path, known: dict[str, str], only: list[str] | None = None) -> 
 
 
 def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
-    name = folder.name
+    name = printable(folder.name)
     plan = _json(folder / "suite.json", name, warnings)
     if plan is None:
         plan = {}
@@ -137,6 +139,11 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
         )
         plan = {}
     planned = {str(u.get("name")): u for u in _dicts(plan.get("units"))}
+    for strange in [x for x in planned if Path(x).name != x or "\0" in x]:
+        warnings.append(
+            f"{name}: suite.json names a unit {strange!r}, which is no directory's name"
+        )
+        del planned[strange]
     found = [p.name for p in sorted(folder.iterdir()) if (p / "config.json").exists()]
     for extra in [unit for unit in found if unit not in planned]:
         if planned:
@@ -147,12 +154,14 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
     for unit, own in planned.items():
         try:
             units.append(_unit(folder / unit, own, read, warnings))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except WRONG as error:
             warnings.append(f"{name}/{unit} is not what a run leaves behind ({error!r}): not read")
-            units.append(Unit(unit, "train", "", "", (), None, "missing", (), folder / unit))
-    budget = plan.get("budget")
+            units.append(
+                Unit(printable(unit), "train", "", "", (), None, "missing", (), folder / unit)
+            )
+    budget = _printable(plan.get("budget"))
     budget = budget if isinstance(budget, dict) else {}
-    return Suite(name, str(plan.get("title") or title), budget, tuple(units))
+    return Suite(name, printable(plan.get("title") or title), budget, tuple(units))
 
 
 def _unit(
@@ -160,17 +169,17 @@ def _unit(
 ) -> Unit:
     where = f"{folder.parent.name}/{folder.name}"
     lanes_planned = tuple(
-        (str(x.get("name") or x.get("method")), int(x.get("seed", 0)))
+        (printable(x.get("name") or x.get("method")), int(x.get("seed", 0)))
         for x in _dicts(plan.get("lanes"))
     )
 
     def unit(status: str, source: dict[str, Any], **fields: Any) -> Unit:
         config = source.get("config") or source
         return Unit(
-            name=folder.name,
-            kind=str(plan.get("kind") or source.get("kind") or "train"),
-            env=str(source.get("env") or plan.get("env") or ""),
-            algo=str(config.get("algo") or plan.get("algo") or ""),
+            name=printable(folder.name),
+            kind=printable(plan.get("kind") or source.get("kind") or "train"),
+            env=printable(source.get("env") or plan.get("env") or ""),
+            algo=printable(config.get("algo") or plan.get("algo") or ""),
             hidden=tuple(config.get("hidden") or plan.get("hidden") or ()),
             status=status,
             planned=lanes_planned,
@@ -207,8 +216,8 @@ def _unit(
         lanes.append(
             Lane(
                 index=i,
-                name=str(spec.get("name") or spec.get("method")),
-                method=str(spec.get("method")),
+                name=printable(spec.get("name") or spec.get("method")),
+                method=printable(spec.get("method")),
                 seed=int(spec.get("seed", 0)),
                 settings=spec,
                 evaluations=evaluated[i],
@@ -259,9 +268,10 @@ def _provenance(number: Any, summary: dict[str, Any] | None) -> dict[str, str]:
     found = {"format": str(number)}
     if summary is not None:
         versions = summary.get("versions")
-        found |= {k: str(v) for k, v in (versions if isinstance(versions, dict) else {}).items()}
+        versions = versions if isinstance(versions, dict) else {}
+        found |= {printable(k): printable(v) for k, v in versions.items()}
         if "git_commit" in summary:
-            found["git commit"] = str(summary["git_commit"])[:12]
+            found["git commit"] = printable(summary["git_commit"])[:12]
     return found
 
 
@@ -271,13 +281,20 @@ def _json(path: Path, where: str, warnings: list[str]) -> dict[str, Any] | None:
     except OSError:
         warnings.append(f"{where}: {path.name} is missing")
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         warnings.append(f"{where}: {path.name} is no whole JSON file ({error}): not read")
         return None
     if not isinstance(value, dict):
         warnings.append(f"{where}: {path.name} holds no object: not read")
         return None
     return value
+
+
+def _printable(value: Any) -> Any:
+    """A JSON value, its texts printable."""
+    if isinstance(value, dict):
+        return {printable(k): _printable(v) for k, v in value.items()}
+    return printable(value) if isinstance(value, str | list) else value
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@
 import csv
 import io
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from typing import NamedTuple
+
+from experiments.reporting import markup
+from experiments.reporting.markup import Html, tag
 
 MISSING = "missing"
 MARKS = {
@@ -51,7 +53,7 @@ class Column(NamedTuple):
 class Table:
     """`key` names its file; cells that are None are missing."""
 
-    key: str
+    key: str  # a `markup.slug`
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -59,6 +61,7 @@ class Table:
     folded: bool = False  # shown on demand
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "key", markup.slug(self.key))
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.key}: {len(row)} cells in {len(self.columns)} columns")
@@ -88,44 +91,41 @@ def number(value: float, digits: int) -> str:
 
 def markdown(table: Table) -> str:
     def line(cells: list[str]) -> str:
-        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+        return "| " + " | ".join(map(markup.markdown, cells)) + " |"
 
-    lines = [f"**{table.title}**", "", line([c.title for c in table.columns])]
-    lines.append(line(["---"] + ["---:"] * (len(table.columns) - 1)))
+    lines = [f"**{markup.markdown(table.title)}**", "", line([c.title for c in table.columns])]
+    lines.append("| " + " | ".join(["---"] + ["---:"] * (len(table.columns) - 1)) + " |")
     for i in range(len(table.rows)):
         lines.append(line([table.text(i, j) for j in range(len(table.columns))]))
     for note in table.all_notes():
-        lines += ["", note]
+        lines += ["", markup.markdown(note)]
     return "\n".join(lines) + "\n"
 
 
-def html(table: Table) -> str:
+def html(table: Table) -> Html:
     """A figure with its own horizontal scroll."""
     columns = table.columns
-    head = ""
+    head = []
     if any(c.group for c in columns):
         spans = [(group, len(list(same))) for group, same in groupby(c.group for c in columns)]
-        cells = [f'<th colspan="{n}" class="group">{escape(group)}</th>' for group, n in spans]
-        head += f"<tr>{''.join(cells)}</tr>"
-    head += "<tr>" + "".join(f'<th scope="col">{escape(c.name)}</th>' for c in columns) + "</tr>"
-    body = []
-    for i, row in enumerate(table.rows):
-        cells = []
-        for j in range(len(columns)):
-            text = escape(table.text(i, j))
-            kind = ' class="missing"' if row[j] is None else ""
-            cells.append(f'<th scope="row">{text}</th>' if j == 0 else f"<td{kind}>{text}</td>")
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    notes = "".join(f"<p>{escape(note)}</p>" for note in table.all_notes())
-    grid = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-    title = f"<b>{escape(table.title)}</b>"
-    inner = f'{grid}<div class="notes">{notes}</div>' if notes else grid
-    if table.folded:
-        return f'<details id="{table.key}"><summary>{title}</summary>{inner}</details>'
-    return f'<figure id="{table.key}"><figcaption>{title}</figcaption>{inner}</figure>'
+        head.append(tag("tr", *(tag("th", g, colspan=n, class_="group") for g, n in spans)))
+    head.append(tag("tr", *(tag("th", c.name, scope="col") for c in columns)))
+    body = [tag("tr", *_cells(table, i)) for i in range(len(table.rows))]
+    notes = [tag("p", note) for note in table.all_notes()]
+    grid = tag("table", tag("thead", *head), tag("tbody", *body))
+    inner = [tag("div", grid, class_="scroll", tabindex=0, role="region", aria_label=table.title)]
+    if notes:
+        inner.append(tag("div", *notes, class_="notes"))
+    outer, caption = ("details", "summary") if table.folded else ("figure", "figcaption")
+    return tag(outer, tag(caption, tag("b", table.title)), *inner, id=table.key)
+
+
+def _cells(table: Table, row: int) -> list[Html]:
+    found = [tag("th", table.text(row, 0), scope="row")]
+    for j in range(1, len(table.columns)):
+        kind = "missing" if table.rows[row][j] is None else None
+        found.append(tag("td", table.text(row, j), class_=kind))
+    return found
 
 
 def to_csv(table: Table) -> str:
@@ -135,8 +135,8 @@ def to_csv(table: Table) -> str:
     ]
     header = []
     for column, mean in zip(table.columns, means, strict=True):
-        header.append(column.title)
-        header += [f"{column.title} {x}" for x in ("std", "seeds", "marks")] if mean else []
+        header.append(title := markup.csv_text(column.title))
+        header += [f"{title} {x}" for x in ("std", "seeds", "marks")] if mean else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
@@ -151,6 +151,7 @@ def to_csv(table: Table) -> str:
                     f"{cell.marks}{cell.note}",
                 ]
             else:
+                cell = markup.csv_text(cell) if isinstance(cell, str) else cell
                 cells += [MISSING if cell is None else cell, *([""] * 3 if mean else [])]
         writer.writerow(cells)
     return out.getvalue()

@@ -1,10 +1,13 @@
 """The report's files: report.md, index.html, figures/, tables/."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.reporting import exhibits, figures, page, provenance, tables
+from experiments.reporting import exhibits, figures, markup, page, provenance, tables
 from experiments.reporting.exhibits import Section
 from experiments.reporting.figures import Absent, Figure
+from experiments.reporting.markup import printable, slug
+from experiments.reporting.panels import Item
 from experiments.reporting.results import Results, Suite
 from experiments.reporting.tables import Cell, Column, Table
 from experiments.suites import base
@@ -17,20 +20,57 @@ def write(results: Results, out: Path) -> list[str]:
     warnings = [*results.warnings, *provenance.differences(results)]
     trained = [suite for name, suite in results.suites.items() if name != "flops"]
     sections = [_overview(trained)] if trained else []
-    sections += [exhibits.section(suite) for suite in trained]
+    sections += [_section(suite, warnings) for suite in trained]
     sections.append(exhibits.ledger_section())
     _clear(out)
-    for section in sections:
-        for item in section.items:
-            if isinstance(item, Figure):
-                figures.save(item, out / "figures", section.stamp)
-            elif isinstance(item, Table):
-                (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
-    text = banner(trained)
+    keys: set[str] = set()
+    sections = [_with_files(section, out, keys, warnings) for section in sections]
+    text, warnings = banner(trained), [printable(w, 1000) for w in warnings]
     (out / "report.md").write_text(_markdown(sections, warnings, text), "utf-8")
     document = page.page(TITLE, sections, warnings, text, out / "figures")
     (out / "index.html").write_text(document, "utf-8")
     return warnings
+
+
+def _section(suite: Suite, warnings: list[str]) -> Section:
+    """A suite's section; one whose files hold something else than a sweep's is a warning."""
+    try:
+        return exhibits.section(suite)
+    except Exception as error:  # files from elsewhere: anything may be of a wrong type
+        problem = f"{suite.name} cannot be shown: {printable(repr(error))}"
+        warnings.append(problem)
+        return Section(suite.name, f"{suite.name}: {suite.title}", (problem,))
+
+
+def _with_files(section: Section, out: Path, keys: set[str], warnings: list[str]) -> Section:
+    """The section, its figures and tables written; `keys` are the names in use."""
+    key = _unused(section.key, keys, "suite-")
+    items: list[Item] = []
+    for item in section.items:
+        if not isinstance(item, Absent):
+            item = replace(item, key=_unused(item.key, keys))
+        if isinstance(item, Table):
+            (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
+        elif isinstance(item, Figure):
+            try:
+                figures.save(item, out / "figures", section.stamp)
+            except OSError:
+                raise
+            except Exception as error:  # numbers from elsewhere
+                warnings.append(f"{item.title}: cannot be drawn: {printable(repr(error))}")
+                item = Absent(item.title, "it cannot be drawn")
+        items.append(item)
+    return replace(section, key=key, items=items)
+
+
+def _unused(key: str, keys: set[str], prefix: str = "") -> str:
+    """`key`, with a number where it is in use."""
+    found, n = key, 1
+    while slug(prefix + found) in keys:
+        n += 1
+        found = f"{key}-{n}"
+    keys.add(slug(prefix + found))
+    return found
 
 
 def _clear(out: Path) -> None:
@@ -94,16 +134,18 @@ def _overview(suites: list[Suite]) -> Section:
 
 
 def _markdown(sections: list[Section], warnings: list[str], banner: str) -> str:
-    parts = [f"# {TITLE}", banner]
+    text = markup.markdown
+    parts = [f"# {TITLE}", text(banner)]
     if warnings:
-        parts += ["## Problems found in the logs", "\n".join(f"- {w}" for w in warnings)]
+        parts += ["## Problems found in the logs", "\n".join(f"- {text(w)}" for w in warnings)]
     for section in sections:
-        parts += [f"## {section.title}", *section.lead]
+        parts += [f"## {text(section.title)}", *map(text, section.lead)]
         for item in section.items:
             if isinstance(item, Table):
                 parts.append(tables.markdown(item).rstrip())
             elif isinstance(item, Absent):
-                parts.append(f"*{item.title}: missing ({item.reason})*")
+                parts.append(f"*{text(item.title)}: missing ({text(item.reason)})*")
             else:
-                parts.append(f"![{item.title}](figures/{item.key}.png)\n\n{item.title}.")
+                title = text(item.title)
+                parts.append(f"![{title}](figures/{item.key}.png)\n\n{title}.")
     return "\n\n".join(parts) + "\n"

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlx2_jax.envs.base import EnvironmentFailure, EnvSpec, HostEnvs, Step
+from rlx2_jax.envs.trust import check_import
 
 if TYPE_CHECKING:
     from rlx2_jax.envs.device import DeviceEnv
@@ -19,6 +20,7 @@ __all__ = [
     "EnvironmentFailure",
     "HostEnvs",
     "Step",
+    "check_import",
     "make_device",
     "make_host",
 ]

@@ -9,12 +9,9 @@ import importlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from gymnasium import Space
 
 MAX_SEED = 2**31 - 1
 
@@ -149,45 +146,3 @@ def fresh_seeds(seeds: Sequence[int], steps: Sequence[int]) -> list[int]:
     """Seeds for episodes begun anew after `steps` steps of environments seeded with `seeds`."""
     pairs = zip(seeds, steps)
     return [int(np.random.SeedSequence(p).generate_state(1)[0]) & MAX_SEED for p in pairs]
-
-
-class Boxes:
-    """The observation and action boxes of a task that suits continuous control.
-
-    Attributes:
-      obs_shape, obs_dim, action_dim: sizes; boxes of any shape count as vectors.
-    """
-
-    def __init__(self, env_id: str, observation: "Space[Any]", action: "Space[Any]"):
-        from gymnasium.spaces import Box
-
-        if not isinstance(action, Box):
-            raise ValueError(
-                f"{env_id} has action space {action}; TD3 and SAC need a continuous one (Box): "
-                "choose a continuous-control task"
-            )
-        if not isinstance(observation, Box):
-            raise ValueError(
-                f"{env_id} has observation space {observation}; one array (Box) is needed: "
-                "wrap it with gymnasium.wrappers.FlattenObservation and register that as an id"
-            )
-        if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
-            raise ValueError(
-                f"{env_id} has action bounds {action.low} to {action.high}; actions are scaled "
-                "from [-1, 1], so they must be finite: wrap it with "
-                "gymnasium.wrappers.RescaleAction or ClipAction and register that as an id"
-            )
-        self.obs_shape = observation.shape
-        self.obs_dim = int(np.prod(observation.shape))
-        self.action_dim = int(np.prod(action.shape))
-        # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
-        self._centre = ((action.high.astype(np.float64) + action.low) / 2).astype(action.dtype)
-        self._half = ((action.high.astype(np.float64) - action.low) / 2).astype(action.dtype)
-        self._same = bool((self._half == 1).all() and (self._centre == 0).all())
-
-    def scale(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""
-        if actions.ndim != 2 or actions.shape[1] != self.action_dim:
-            raise ValueError(f"actions must be [E, {self.action_dim}], got {actions.shape}")
-        actions = np.asarray(actions, self._half.dtype).reshape(-1, *self._half.shape)
-        return actions if self._same else self._centre + self._half * actions

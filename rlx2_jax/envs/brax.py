@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from rlx2_jax.envs.base import EnvSpec, quiet_mujoco, unknown_id
 from rlx2_jax.envs.device import DeviceEnv, from_functions
+from rlx2_jax.envs.spaces import check_limit, check_sizes
 
 
 @contextlib.contextmanager
@@ -44,6 +45,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
     except ImportError as error:
         raise ImportError("the brax backend needs Brax: pip install 'rlx2_jax[brax]'") from error
 
+    episode_length = check_limit("episode_length", episode_length)
     known = {_plain(k): k for k in envs._envs}  # Brax has no public list
     if _plain(name) not in known:
         raise unknown_id(name, known.values(), "Brax")
@@ -52,6 +54,8 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
         start = jax.eval_shape(env.reset, jax.eval_shape(jax.random.PRNGKey, 0))
     if not isinstance(start.obs, jax.ShapeDtypeStruct) or start.obs.ndim != 1:
         raise ValueError(f"Brax's {name} observes {start.obs}; a single vector is needed")
+
+    check_sizes(name, start.obs.shape[0], env.action_size)
 
     def reset(key: jax.Array) -> tuple[Any, jax.Array]:
         with _brax_habits():

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from rlx2_jax.envs.base import (
-    Boxes,
     EnvironmentFailure,
     EnvSpec,
     Step,
@@ -24,6 +23,7 @@ from rlx2_jax.envs.base import (
     fresh_seeds,
     unknown_id,
 )
+from rlx2_jax.envs.spaces import Boxes, check_limit
 
 try:
     import envpool
@@ -43,6 +43,8 @@ class EnvPoolEnvs:
         known = envpool.list_all_envs()
         if env_id not in known:
             raise unknown_id(env_id, known, "EnvPool")
+        if "max_episode_steps" in options:
+            check_limit("max_episode_steps", options["max_episode_steps"])
         task: Any = envpool.make_spec(env_id, **options)
         with warnings.catch_warnings():
             # Bounds are kept as float64 there and cast on the way to Gymnasium's float32 boxes.

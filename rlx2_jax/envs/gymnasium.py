@@ -17,7 +17,6 @@ import numpy as np
 
 from rlx2_jax.envs import snapshot
 from rlx2_jax.envs.base import (
-    Boxes,
     EnvironmentFailure,
     EnvSpec,
     Step,
@@ -27,6 +26,7 @@ from rlx2_jax.envs.base import (
     quiet_mujoco,
     unknown_id,
 )
+from rlx2_jax.envs.spaces import Boxes, check_limit
 
 
 class GymnasiumEnvs:
@@ -40,6 +40,7 @@ class GymnasiumEnvs:
         """Makes the tasks; `options` go to `gymnasium.make`."""
         task = _find(env_id)
         limit = options.pop("max_episode_steps", task.max_episode_steps)
+        limit = check_limit("max_episode_steps", limit)
         # Wrappers cost time and hide state. The limit is kept by `step`.
         bare = dataclasses.replace(
             task, order_enforce=False, disable_env_checker=True, max_episode_steps=None
@@ -82,7 +83,8 @@ class GymnasiumEnvs:
             if active is not None and not active[i]:
                 continue
             try:
-                rows[i], reward[i], done, cut, _ = env.step(actions[i])
+                seen, reward[i], done, cut, _ = env.step(actions[i])
+                rows[i] = self._boxes.check_shape(seen)
             except Exception as error:
                 failed[i] = error
                 continue
@@ -159,7 +161,8 @@ class GymnasiumEnvs:
         failed: dict[int, Exception] = {}
         for i in which:
             try:
-                rows[i], _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
+                seen, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
+                rows[i] = self._boxes.check_shape(seen)
             except Exception as error:
                 failed[i] = error
             self._steps[i] += self._elapsed[i]
@@ -180,7 +183,11 @@ def _find(env_id: str) -> Any:
     """The specification registered under `env_id` ("module:id" imports the module first)."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the module's own, too
+            problem = f"{type(error).__name__}: {error}"
+            raise ImportError(f"{env_id!r}: importing {module!r} failed, {problem}") from error
     # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.
     offered = {k for k in gymnasium.registry if not _mujoco_v5(k) or k[-1] not in "23"}
     if name not in offered:

@@ -9,9 +9,9 @@ import numpy as np
 
 from rlx2_jax import lane as lanes_
 from rlx2_jax.compact import layout
+from rlx2_jax.files import Damaged
 from rlx2_jax.runtime import plan, weights
 from rlx2_jax.runtime.checkpoint import Checkpoints, take
-from rlx2_jax.runtime.files import Damaged
 from rlx2_jax.runtime.run import CHECKPOINTS, Run, RunError
 from rlx2_jax.runtime.run import read_run as read_run
 from rlx2_jax.types import Masks, Network, Params

@@ -32,6 +32,7 @@ class Bundle:
     """Writes the files of one policy into a directory, checks and lists them."""
 
     def __init__(self, policy: SparsePolicy, name: str, out: Path):
+        c.check_name(name)  # of all files: it has no folders in it
         self.policy, self.name, self.out = policy, name, out
         self.files: dict[str, dict[str, Any]] = {}
         self.rows: list[tuple[str, int, str, str]] = []  # file, bytes, on the device, error

@@ -7,103 +7,16 @@ the tests hold it to 1e-6): one halving, the [7/6] continued fraction, one doubl
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx2_jax.export import c_templates
 from rlx2_jax.export.npz import unsigned
-from rlx2_jax.export.policy import SparsePolicy
+from rlx2_jax.export.policy import SparsePolicy, halves
 from rlx2_jax.export.quantize import quantize
 
 _LONG = 8  # links per row from which on two sums pay
-
-_HEAD = """\
-/* A sparse {kind} policy, {sizes}: {links} links, {form}.
- *
- *     void {name}_act(const float *obs, float *action);
- *
- * obs: {obs_dim} floats, finite. action: {action_dim} floats in [-1, 1].
- * Reentrant, no allocation.{scaling}
- *
- * Compile: cc -std=c99 -O2 -c {name}.c
- * Constant data: {data} bytes. Stack: about {stack} bytes.{quantised}
- */
-#include <stdint.h>
-
-void {name}_act(const float *obs, float *action);
-"""
-
-_SCALING = """
- *
- *     void {name}_scale(const float *action, float *scaled);
- *
- * takes actions from [-1, 1] to the bounds of the task."""
-
-_QUANTISED = """
- * Weights are 8-bit integers with one scale per unit; biases and activations are float."""
-
-RELU = """
-/* max(x, 0) without a branch, which half of the units would mispredict: a negative number has its
- * first bit set. */
-static float {name}_relu(float x)
-{{
-    union {{ float value; uint32_t bits; }} u;
-    u.value = x;
-    u.bits &= (u.bits >> 31) - 1u;
-    return u.value;
-}}
-"""
-
-TANH = """
-/* tanh to 2e-7: with t = tanh(x/2) as a continued fraction, tanh(x) = 2t / (1 + t^2). */
-static float {name}_tanh(float x)
-{{
-    const float h = 0.5f * x, y = h * h;
-    float t;
-    if (x > 9.0f) return 1.0f;
-    if (x < -9.0f) return -1.0f;
-    t = h * (135135.0f + y * (17325.0f + y * (378.0f + y)))
-        / (135135.0f + y * (62370.0f + y * (3150.0f + y * 28.0f)));
-    return 2.0f * t / (1.0f + t * t);
-}}
-"""
-
-_LAYER = """\
-    {{ /* {inputs} -> {outputs} */
-        const {index} *c = {name}_cols{i};
-        const {weight} *w = {name}_values{i};
-        for (r = 0; r < {outputs}; r++) {{
-            float sum = {start};
-{loop}{rescale}
-            {y}[r] = {activation};
-        }}
-    }}
-"""
-
-_SHORT_ROWS = """\
-            for (k = {name}_links{i}[r]; k > 0; k--) sum += {cast}*w++ * {x}[*c++];"""
-
-# Two sums at a time: one alone waits for each addition to end.
-_LONG_ROWS = """\
-            float odd = 0.0f;
-            for (k = {name}_links{i}[r]; k > 1; k -= 2) {{
-                sum += {cast}w[0] * {x}[c[0]];
-                odd += {cast}w[1] * {x}[c[1]];
-                w += 2;
-                c += 2;
-            }}
-            if (k > 0) sum += {cast}*w++ * {x}[*c++];
-            sum += odd;"""
-
-_SCALE = """
-void {name}_scale(const float *action, float *scaled);
-void {name}_scale(const float *action, float *scaled)
-{{
-    uint32_t r;
-    for (r = 0; r < {action_dim}; r++)
-        scaled[r] = {name}_centre[r] + {name}_half[r] * action[r];
-}}
-"""
 
 
 class CFile(NamedTuple):
@@ -131,52 +44,32 @@ class Arrays:
         return element
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is no C identifier, which a file's name may not be then."""
+    if not re.fullmatch(r"[A-Za-z_]\w{0,62}", name, re.ASCII):
+        raise ValueError(
+            f"name={name!r:.80}: use a C identifier, up to 63 letters, digits and underscores"
+        )
+
+
 def source(policy: SparsePolicy, name: str = "policy", *, int8: bool = False) -> CFile:
     """The C file of a policy, whose function is `<name>_act`.
 
     Args:
       int8: weights as 8-bit integers (see `quantize`) instead of float.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise ValueError(f"name={name!r}: use a C identifier, letters, digits and underscores")
+    check_name(name)
     arrays = Arrays(name)
-    coded = quantize(policy) if int8 else ()
-    body = []
-    for i, layer in enumerate(policy.layers):
-        last = i + 1 == len(policy.layers)
-        lengths = layer.lengths
-        arrays.add(f"links{i}", lengths.astype(unsigned(lengths.max())))
-        index = arrays.add(f"cols{i}", layer.cols.astype(unsigned(layer.inputs - 1)))
-        arrays.add(f"bias{i}", layer.bias)
-        bias, rescale = f"{name}_bias{i}[r]", ""
-        if int8:
-            arrays.add(f"scales{i}", coded[i].scales)
-            rescale = f"\n            sum = sum * {name}_scales{i}[r] + {bias};"
-        weight = arrays.add(f"values{i}", coded[i].values if int8 else layer.values)
-        fields = {"name": name, "i": i, "x": f"h{i - 1}" if i else "obs"}
-        loop = _LONG_ROWS if lengths.mean() >= _LONG else _SHORT_ROWS
-        body.append(
-            _LAYER.format(
-                **fields,
-                inputs=layer.inputs,
-                outputs=layer.outputs,
-                index=index,
-                weight=weight,
-                start="0.0f" if int8 else bias,
-                loop=loop.format(**fields, cast="(float)" if int8 else ""),
-                rescale=rescale,
-                y="action" if last else f"h{i}",
-                activation=f"{name}_{'tanh' if last else 'relu'}(sum)",
-            )
-        )
+    layers = [_layer(policy, i, arrays, name, int8=int8) for i in range(len(policy.layers))]
     hidden = policy.sizes[1:-1]
     units = "".join(f"    float h{i}[{n}];\n" for i, n in enumerate(hidden))
     scale = ""
     if policy.low is not None and policy.high is not None:
-        arrays.add("centre", (policy.high + policy.low) / 2)
-        arrays.add("half", (policy.high - policy.low) / 2)
-        scale = _SCALE.format(name=name, action_dim=policy.action_dim)
-    head = _HEAD.format(
+        centre, half = halves(policy.low, policy.high)
+        arrays.add("centre", centre)
+        arrays.add("half", half)
+        scale = c_templates.SCALE.format(name=name, action_dim=policy.action_dim)
+    head = c_templates.HEAD.format(
         kind=policy.kind.upper(),
         sizes="-".join(map(str, policy.sizes)),
         links=policy.links,
@@ -186,14 +79,80 @@ def source(policy: SparsePolicy, name: str = "policy", *, int8: bool = False) ->
         action_dim=policy.action_dim,
         data=arrays.bytes,
         stack=4 * sum(hidden) + 64,
-        quantised=_QUANTISED if int8 else "",
-        scaling=_SCALING.format(name=name) if scale else "",
+        quantised=c_templates.QUANTISED if int8 else "",
+        scaling=c_templates.SCALING.format(name=name) if scale else "",
     )
-    act = f"\nvoid {name}_act(const float *obs, float *action)\n{{\n{units}    uint32_t r, k;\n"
+    act = c_templates.ACT.format(
+        name=name,
+        units=units,
+        obs_dim=policy.obs_dim,
+        most=_harmless(policy, int8=int8),
+        plain="".join(plain for plain, _ in layers),
+        watched="".join(watched for _, watched in layers),
+    )
     definitions = "\n" + "\n".join(arrays.lines) + "\n"
-    functions = ((RELU if hidden else "") + TANH).format(name=name)
-    text = head + definitions + functions + act + "".join(body) + "}\n" + scale
+    functions = (
+        (c_templates.RELU if hidden else "") + c_templates.SATURATE + c_templates.TANH
+    ).format(name=name)
+    text = head + definitions + functions + act + scale
     return CFile(text, arrays.bytes)
+
+
+def _layer(
+    policy: SparsePolicy, i: int, arrays: Arrays, name: str, *, int8: bool
+) -> tuple[str, str]:
+    """The loop over the rows of layer `i`, plain and watched; its constants go to `arrays`."""
+    layer, last = policy.layers[i], i + 1 == len(policy.layers)
+    lengths, bias = layer.lengths, f"{name}_bias{i}[r]"
+    small_bias = f"{bias} * 0x1p-70f * 0x1p-70f"
+    fields: dict[str, Any] = {
+        "name": name,
+        "i": i,
+        "x": f"h{i - 1}" if i else "obs",
+        "y": "action" if last else f"h{i}",
+        "inputs": layer.inputs,
+        "outputs": layer.outputs,
+        "activation": f"{name}_{'tanh' if last else 'relu'}(sum)",
+        "cast": "(float)" if int8 else "",
+        "start": "0.0f" if int8 else bias,
+        "small_start": "0.0f" if int8 else small_bias,
+        "rescale": "",
+        "small_rescale": "",
+    }
+    arrays.add(f"links{i}", lengths.astype(unsigned(lengths.max())))
+    fields["index"] = arrays.add(f"cols{i}", layer.cols.astype(unsigned(layer.inputs - 1)))
+    arrays.add(f"bias{i}", layer.bias)
+    values = layer.values
+    if int8:
+        values, scales = quantize(policy)[i]
+        arrays.add(f"scales{i}", scales)
+        fields["rescale"] = f"\n            sum = sum * {name}_scales{i}[r] + {bias};"
+        fields["small_rescale"] = f" * {name}_scales{i}[r] + {small_bias}"
+    fields["weight"] = arrays.add(f"values{i}", values)
+    rows = c_templates.LONG_ROWS if lengths.mean() >= _LONG else c_templates.SHORT_ROWS
+    fields["loop"] = rows.format(**fields)
+    again = c_templates.AGAIN.format(**fields)
+    plain, watched = (c_templates.LAYER.format(**fields, again=x) for x in ("", again))
+    return plain, watched
+
+
+def _harmless(policy: SparsePolicy, *, int8: bool) -> str:
+    """The largest power of two such that no sum overflows if all observations are within it."""
+    coded = quantize(policy) if int8 else ()
+
+    def overflows(most: float) -> bool:
+        for i, layer in enumerate(policy.layers):
+            rows = np.repeat(np.arange(layer.outputs), layer.lengths)
+            weights = np.abs((coded[i].values if int8 else layer.values).astype(np.float64))
+            sums = np.bincount(rows, weights, layer.outputs) * most
+            scaled = sums * (coded[i].scales if int8 else 1.0) + np.abs(layer.bias)
+            most = float(scaled.max())
+            if max(most, sums.max()) >= 2.0**127:  # and a factor of 2 for rounding
+                return True
+        return False
+
+    fits = [e for e in range(-126, 127) if not overflows(2.0**e)]
+    return f"0x1p{fits[-1]}f" if fits else "0.0f"
 
 
 def _floats(values: np.ndarray) -> Iterable[str]:

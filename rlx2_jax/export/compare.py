@@ -18,6 +18,7 @@ from rlx2_jax.runtime.run import Run
 Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
 TOLERANCE = 0.03  # of the mean return
 _AT_ONCE = 32  # environments
+LONGEST = 100_000  # steps of an episode
 
 
 class Difference(NamedTuple):
@@ -61,11 +62,18 @@ def host_returns(run: Run, act: Act, seed: int, episodes: int) -> np.ndarray:
         tasks = envs.make_host(run.env, len(own), run.backend, **run.env_options)
         try:
             obs, active, total = tasks.reset(own), np.ones(len(own), bool), np.zeros(len(own))
-            while active.any():
+            for _ in range(LONGEST):
                 step = tasks.step(act(obs), active)
                 total += np.where(active & step.valid, step.reward, 0.0)
                 active &= ~(step.terminated | step.truncated)
                 obs = step.obs
+                if not active.any():
+                    break
+            else:
+                raise ValueError(
+                    f"{run.env} did not end an episode in {LONGEST:,} steps: give it a time limit, "
+                    "or use --episodes=0"
+                )
         finally:
             tasks.close()
         found.append(total)

@@ -6,15 +6,16 @@ where they are known; and `digest`, the SHA-256 of all of them. `numpy_runtime.p
 """
 
 import hashlib
-import io
-import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from rlx2_jax import archive
 from rlx2_jax.export.policy import KINDS, Layer, PolicyFileError, SparsePolicy
 
 RUNTIME = Path(__file__).with_name("numpy_runtime.py")
+MOST_WEIGHTS = 2**26  # of a layer without sparsity, which takes 0.5 GB in `SparsePolicy.act`
 _MEMBERS = ("bias", "cols", "digest", "kind", "lengths", "sizes", "values")
 
 
@@ -39,7 +40,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
     if policy.low is not None and policy.high is not None:
         arrays["bounds"] = np.stack([policy.low, policy.high])
     digest = np.frombuffer(_digest(arrays), np.uint8)
-    np.savez(path, allow_pickle=False, **arrays, digest=digest)
+    archive.write(Path(path), {**arrays, "digest": digest}, compressed=False)
 
 
 def load(path: Path) -> SparsePolicy:
@@ -67,42 +68,16 @@ def _digest(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of the file. Members are not compressed, so none is larger than the file, and
-    each is read whole, its CRC included, before its header is looked at."""
+    """All arrays of the file."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PolicyFileError(f"{path} cannot be read: {error.strerror}") from error
-    arrays = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as file:
-            for info in file.infolist():
-                name = info.filename.removesuffix(".npy")
-                if info.compress_type != zipfile.ZIP_STORED or name in arrays:
-                    raise ValueError(f"member {info.filename!r} is compressed or there twice")
-                arrays[name] = _array(file.read(info))
-    except Exception as error:  # zipfile and NumPy raise a dozen kinds on damaged bytes
-        text = str(error).strip() or type(error).__name__
-        raise PolicyFileError(f"{path} is not a whole policy file: {text}") from error
+        arrays = archive.read(path, "a whole policy file", compressed=False)
+    except ValueError as error:
+        raise PolicyFileError(str(error)) from error
     missing = [name for name in _MEMBERS if name not in arrays]
     extra = sorted(set(arrays) - {*_MEMBERS, "bounds"})
     if missing or extra:
         raise PolicyFileError(f"{path}: arrays missing {missing}, unknown {extra}")
     return arrays
-
-
-def _array(data: bytes) -> np.ndarray:
-    """An .npy file's array, its size checked before memory is taken for it."""
-    stream = io.BytesIO(data)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("an array's format version is not 1.0")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    size = dtype.itemsize * int(np.prod([int(n) for n in shape], dtype=object))
-    if dtype.kind not in "uif" or fortran or min(shape, default=0) < 0:
-        raise ValueError(f"an array is {dtype} of shape {shape}, not plain numbers in C order")
-    if size != len(data) - stream.tell():
-        raise ValueError(f"an array of shape {shape} and {len(data) - stream.tell()} bytes")
-    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape)
 
 
 def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
@@ -118,7 +93,12 @@ def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
     units = int(sizes[1:].sum(dtype=np.int64))
     if lengths.dtype.kind != "u" or lengths.shape != (units,) or bias.shape != (units,):
         raise ValueError(f"lengths and bias must have one entry for each of {units} units")
-    links = int(lengths.sum(dtype=np.uint64))
+    for i, (inputs, outputs) in enumerate(pairwise(sizes.tolist())):
+        if inputs * outputs > MOST_WEIGHTS:
+            raise ValueError(
+                f"layer {i} is {inputs} x {outputs}, at most {MOST_WEIGHTS:,} weights are read"
+            )
+    links = sum(lengths.tolist())
     if links >= 2**31 or cols.shape != (links,) or values.shape != (links,):
         raise ValueError(f"cols and values must have one entry for each of {links} links")
     if cols.dtype.kind != "u" or (links and cols.max() >= 2**31):

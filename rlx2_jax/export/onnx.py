@@ -1,7 +1,8 @@
 """A policy as an ONNX model, input `obs` [batch, obs], output `action` [batch, act] in [-1, 1].
 
 Weights are dense, zeros where there is no link: that is what every ONNX runtime is fast at, and
-sparse initialisers are not widely read. A pruned policy is a smaller dense one.
+sparse initialisers are not widely read. A pruned policy is a smaller dense one. Sums are plain
+float32: observations near 1e38 may overflow, and actions are then NaN.
 """
 
 from pathlib import Path

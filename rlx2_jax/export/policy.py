@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 KINDS = ("td3", "sac")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class PolicyFileError(Exception):
@@ -110,12 +111,16 @@ class SparsePolicy:
         return [layer.dense().astype(np.float64).T for layer in self.layers]
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """f32[..., act] for observations [..., obs]; the reference of all exported forms."""
+        """f32[..., act] for observations [..., obs]; the reference of all exported forms.
+
+        Units saturate at the largest float32, so that finite observations give actions in [-1, 1].
+        An observation that is not a number gives actions that are not.
+        """
         x = np.asarray(obs, np.float64)
         if x.shape[-1:] != (self.obs_dim,):
             raise ValueError(f"observations must be [..., {self.obs_dim}], got {x.shape}")
         for i, (layer, weight) in enumerate(zip(self.layers, self._weights)):
-            x = x @ weight + layer.bias
+            x = np.clip(x, -_LARGEST, _LARGEST) @ weight + layer.bias
             x = np.maximum(x, 0.0) if i + 1 < len(self.layers) else np.tanh(x)
         return x.astype(np.float32)
 
@@ -123,7 +128,8 @@ class SparsePolicy:
         """Actions [..., act] in [-1, 1] to the task's bounds."""
         if self.low is None or self.high is None:
             raise ValueError("this policy does not know the bounds of its task's actions")
-        return (self.high + self.low) / 2 + (self.high - self.low) / 2 * action
+        centre, half = halves(self.low, self.high)
+        return centre + half * action
 
     def pruned(self) -> "SparsePolicy":
         """The same function with fewer units.
@@ -148,6 +154,11 @@ class SparsePolicy:
             weights[i - 1], biases[i - 1] = weights[i - 1][used], biases[i - 1][used]
         layers = (Layer.of(w, w != 0, b.astype(np.float32)) for w, b in zip(weights, biases))
         return dataclasses.replace(self, layers=tuple(layers))
+
+
+def halves(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and half range of action bounds; halved first, as a sum may be infinite."""
+    return high / 2 + low / 2, high / 2 - low / 2
 
 
 def from_actor(

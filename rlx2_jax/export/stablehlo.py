@@ -1,5 +1,6 @@
 """A policy as serialized StableHLO: f32[batch, obs] -> f32[batch, act], any batch, for CPU, CUDA
-and TPU. Weights are constants of the program, dense as XLA wants them.
+and TPU. Weights are constants of the program, dense as XLA wants them. Sums are plain float32:
+observations near 1e38 may overflow, and actions are then NaN.
 
     jax.export.deserialize(bytearray(path.read_bytes())).call(obs)
 

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rlx2_jax import files
 from rlx2_jax.buffer import Buffer
+from rlx2_jax.files import Damaged, Log, Warn
 from rlx2_jax.lane import LaneState
-from rlx2_jax.runtime import files
-from rlx2_jax.runtime.files import Damaged, Log, Warn
 
 _ROWS = ("data", "flags", "mean")  # the ring arrays, kept in data files
 _BLOCK = 1 << 24  # bytes of rows that are copied at a time

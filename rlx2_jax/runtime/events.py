@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from rlx2_jax.runtime.files import Log
+from rlx2_jax.files import Log
 
 
 def _crc_table() -> list[int]:

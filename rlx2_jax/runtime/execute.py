@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlx2_jax import compact
+from rlx2_jax import compact, files
 from rlx2_jax import lane as lanes_
-from rlx2_jax.runtime import files, fingerprint, logging, summary, weights
+from rlx2_jax.files import Damaged
+from rlx2_jax.runtime import fingerprint, logging, summary, weights
 from rlx2_jax.runtime.checkpoint import Checkpoints, Saved
 from rlx2_jax.runtime.evaluate import Interrupted
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
-from rlx2_jax.runtime.files import Damaged
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
@@ -84,7 +84,7 @@ def claim(
     """
     path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
     if resume and has_run(directory):
-        found = read_run(directory, say)
+        found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
         _check_same_settings(found, dataclasses.replace(run, chunk=found.chunk), directory)
         _check_memory(found)
         if restart:

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from rlx2_jax.files import Log, Warn
 from rlx2_jax.runtime.events import Events
-from rlx2_jax.runtime.files import Log, Warn
 
 EVALUATIONS, METRICS, EVENTS = "evaluations.csv", "metrics.csv", "events.out.tfevents.rlx2"
 LOGS = (EVALUATIONS, METRICS, EVENTS)

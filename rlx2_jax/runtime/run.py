@@ -12,13 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlx2_jax import accounting, envs
+from rlx2_jax import accounting, envs, files
 from rlx2_jax import config as configs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure
-from rlx2_jax.runtime import files
-from rlx2_jax.runtime.files import Damaged, Warn
+from rlx2_jax.files import Damaged, Warn
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 
@@ -89,11 +88,13 @@ def has_run(directory: Path) -> bool:
     return (directory / CONFIG).exists() or (directory / CHECKPOINTS / CONFIG).exists()
 
 
-def read_run(directory: Path, warn: Warn | None = None) -> Run:
+def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool = False) -> Run:
     """The run that a directory holds.
 
     Args:
       warn: told where `config.json` is damaged and its second copy is used instead.
+      allow_imports: whether its environment may import modules and open files, see
+        `envs.check_import`.
     """
     directory = Path(directory)
     path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
@@ -111,6 +112,7 @@ def read_run(directory: Path, warn: Warn | None = None) -> Run:
         else:
             if problems and warn:
                 warn(f"warning: {problems[0]}; using its copy {copy}")
+            envs.check_import(run.env, run.env_options, allow=allow_imports)
             return run
     raise RunError(
         f"{problems[0]}, and there is no good copy of it: restore the file, or start a new run "
@@ -216,23 +218,38 @@ def available_memory() -> int:
 
 
 def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
-    """Parameters and FLOPs of one lane."""
+    """Parameters and FLOPs of one lane: of each layer's own sparsity, and of what the lane does.
+
+    A mask that never changes, or grows links at random, costs nothing; nor does a buffer that is
+    never trimmed. Iterations are updates.
+    """
     lane = configs.resolve(config, lane)
-    mean = lambda s: float(np.mean(s))  # noqa: E731
+    last = min(config.updates + 1, lane.t_end or 0)
+
+    def mask_interval(delay: int) -> float:
+        """Δ_m of a network that has every `delay`-th update, or never."""
+        interval = lane.mask_interval or config.mask_interval
+        return interval if lane.zeta0 and interval < last // delay else math.inf
+
+    interval = lane.buffer_interval or config.buffer_interval
+    checks = max(interval // config.num_envs, 1) * config.updates_per_step
     return accounting.ledger(
         config.algo,
         config.obs_dim,
         config.action_dim,
         config.hidden,
-        mean(lane.actor_sparsity),
-        mean(lane.critic_sparsity),
+        lane.actor_sparsity,
+        lane.critic_sparsity,
         method=lane.method,
         batch_size=config.batch_size,
         n_step=lane.n,
-        mask_interval=lane.mask_interval or config.mask_interval,
-        buffer_interval=lane.buffer_interval or config.buffer_interval,
+        mask_interval=(mask_interval(config.policy_delay), mask_interval(1)),
+        buffer_interval=checks,
+        oldest_k=config.oldest_k,
         policy_delay=config.policy_delay,
         distribution=lane.distribution,
+        dense_gradient=not lane.random_growth,
+        dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
     )
 
 

@@ -5,8 +5,6 @@ One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1
 frozen, an expert's critic.
 """
 
-import io
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import forms, masks, optimize
+from rlx2_jax import archive, files, forms, masks, optimize
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.runtime import files
 from rlx2_jax.types import Masks, Network, Params
 
 NETWORKS = ("actor", "critic")
@@ -30,7 +27,7 @@ class Weights(NamedTuple):
 
 
 def save(path: Path, networks: dict[str, Weights]) -> None:
-    """Writes the networks of one lane."""
+    """Writes the networks of one lane, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, to_bytes(networks))
 
@@ -42,27 +39,34 @@ def to_bytes(networks: dict[str, Weights]) -> bytes:
         for part, tree in network._asdict().items():
             for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
                 arrays["/".join([name, part, *(k.key for k in keys)])] = np.asarray(leaf)
-    stream = io.BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, **arrays)
-    return stream.getvalue()
+    return archive.to_bytes(arrays)
 
 
-def load(path: Path) -> dict[str, Weights]:
-    """The networks that `save` wrote."""
+def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weights]:
+    """The networks that `save` wrote; a ValueError names a file that holds anything else."""
+    what = "a file of network weights"
     networks: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: has the run that writes it finished?")
+    arrays = archive.read(path, what, most_bytes=most_bytes)
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            for key in file.files:
-                name, part, *keys = key.split("/")
-                tree = networks.setdefault(name, {}).setdefault(part, {})
-                for inner in keys[:-1]:
-                    tree = tree.setdefault(inner, {})
-                tree[keys[-1]] = file[key]
-        return {name: Weights(**parts) for name, parts in networks.items()}
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: has the run that writes it finished?") from None
-    except (OSError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file of network weights: {error}") from error
+        for key, array in arrays.items():
+            name, part, *keys = key.split("/")
+            if array.dtype != {"weights": np.float32, "mask": np.bool_}[part]:
+                raise TypeError(f"{key} is {array.dtype}")
+            tree = networks.setdefault(name, {}).setdefault(part, {})
+            for inner in keys[:-1]:
+                tree = tree.setdefault(inner, {})
+            tree[keys[-1]] = array
+        found = {name: Weights(**parts) for name, parts in networks.items()}
+        for name, network in found.items():
+            if jax.tree.map(np.shape, network.weights) != jax.tree.map(np.shape, network.mask):
+                raise ValueError(f"weights and mask of {name} differ in shape")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path} is not {what}: {error}") from error
+    if not found:
+        raise ValueError(f"{path} is not {what}: it is empty")
+    return found
 
 
 def of_agent(agent: Any) -> dict[str, Weights]:
@@ -79,12 +83,15 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
     """`agent` with the weights and masks that its lane names in place of its own.
 
     The lane's `weights` file gives dense weights, its `masks` file gives the links; where only one
-    is named the other stays the agent's own. Moments begin at zero.
+    is named the other stays the agent's own. Moments begin at zero. Paths may lead anywhere: files
+    are only read, as plain arrays of this run's shapes.
     """
     if lane.weights is None and lane.masks is None:
         return agent
-    from_weights = load(Path(lane.weights)) if lane.weights else {}
-    from_masks = load(Path(lane.masks)) if lane.masks else {}
+    # Room for files of wider networks, whose error is more helpful.
+    most = max(2**26, 8 * sum(x.nbytes for x in jax.tree.leaves(agent)))
+    from_weights = load(Path(lane.weights), most_bytes=most) if lane.weights else {}
+    from_masks = load(Path(lane.masks), most_bytes=most) if lane.masks else {}
 
     def begin(name: str, own: Network) -> Network:
         kept = forms.to_masked(own)

@@ -1,0 +1,77 @@
+"""Text from logs in HTML, Markdown, CSV and file names. Nothing else escapes anything.
+
+Names of directories, lanes and environments and the messages of errors come from outside and may
+hold anything. `printable` is applied where they are read, the others where files are written.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from html import escape
+
+_VOID = ("br", "img", "link", "meta")
+_LONGEST = 200  # characters of a name
+
+
+class Html(str):
+    """Finished HTML, made by `tag` and `join`. Any other string is text, and is escaped."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: object) -> Html:
+    """An element, its text and attributes escaped.
+
+    `class_` is the attribute class, `aria_label` is aria-label; None leaves an attribute out.
+    """
+    given = [
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    end = "" if name in _VOID else f"</{name}>"
+    return Html(f"<{name}{''.join(given)}>{join(children)}{end}")
+
+
+def join(parts: Iterable[str]) -> Html:
+    """Parts one after the other; those that are not `Html` are text."""
+    return Html("".join(x if isinstance(x, Html) else escape(x) for x in parts))
+
+
+def printable(value: object, longest: int = _LONGEST) -> str:
+    """A name as one line of at most `longest` characters.
+
+    Control characters, line ends, directions of writing and bytes that are not UTF-8 become
+    escapes such as \\u001b, so that names that differ keep differing.
+    """
+    text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in str(value))
+    return text if len(text) <= longest else f"{text[: longest - 10]}…{_digest(text)}"
+
+
+def slug(text: str) -> str:
+    """A name for a file and an anchor: ASCII letters, digits, `_`, `.` and `-`."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".")[:80]
+    return plain if plain == text else f"{plain}-{_digest(text)}"
+
+
+_MARKS = re.compile(
+    r"[\\`*\[\]<>|~$]"
+    r"|&(?=#|\w+;)"  # entities
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word
+    r"|:(?=//)|(?<=www)\."  # links
+    r"|^[#+=-](?=[\s#=-]|$)|(?<=^\d)[.)](?=\s|$)"  # headings, lists, rules
+)
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, in a paragraph, a heading or a table's cell."""
+    return _MARKS.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
+
+
+def csv_text(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

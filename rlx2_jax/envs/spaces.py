@@ -1,0 +1,116 @@
+"""The spaces that continuous control can use, and how actions are scaled to them."""
+
+import math
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+
+class Boxes:
+    """The observation and action boxes of a task that suits continuous control.
+
+    Observations of any numeric dtype are read as float32 (images too; they are not rescaled).
+    Actions keep the task's float dtype. Single action components may have low == high.
+
+    Attributes:
+      obs_shape, obs_dim, action_dim: sizes; boxes of any shape count as vectors.
+    """
+
+    def __init__(self, env_id: str, observation: "Space[Any]", action: "Space[Any]"):
+        _check_observations(env_id, observation)
+        _check_actions(env_id, action)
+        box: Any = action
+        self.obs_shape: tuple[int, ...] = observation.shape or ()
+        self.obs_dim = math.prod(self.obs_shape)
+        self.action_dim = math.prod(box.shape)
+        # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
+        # Halved first: the range of a float64 box may be above the largest float64.
+        low, high = box.low.astype(np.float64) / 2, box.high.astype(np.float64) / 2
+        self._centre, self._half = (high + low).astype(box.dtype), (high - low).astype(box.dtype)
+        self._same = bool((self._half == 1).all() and (self._centre == 0).all())
+        # Rounding may carry centre ± half over a bound, but not where the centre is 0.
+        self._clip = (box.low, box.high) if (self._centre != 0).any() else None
+
+    def scale(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""
+        if actions.ndim != 2 or actions.shape[1] != self.action_dim:
+            raise ValueError(f"actions must be [E, {self.action_dim}], got {actions.shape}")
+        actions = np.asarray(actions, self._half.dtype).reshape(-1, *self._half.shape)
+        if self._same:
+            return actions
+        actions = self._centre + self._half * actions
+        return actions if self._clip is None else np.clip(actions, *self._clip)
+
+    def check_shape(self, obs: Any) -> Any:
+        """`obs`, or an error if its shape is not the space's (NumPy would broadcast it)."""
+        if np.shape(obs) != self.obs_shape:
+            raise ValueError(
+                f"the observation has shape {np.shape(obs)}, its space has {self.obs_shape}: "
+                "make the task return what its observation_space says"
+            )
+        return obs
+
+
+def check_limit(name: str, limit: Any) -> int | None:
+    """A time limit in steps; None for none."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1:
+        raise ValueError(f"{name} is {limit!r}: give a whole number of at least 1, or None")
+    return int(limit)
+
+
+def check_sizes(env_id: str, obs_dim: int, action_dim: int) -> None:
+    """Raises ValueError for a task without observations or actions."""
+    for what, size in (("observation", obs_dim), ("action", action_dim)):
+        if size < 1:
+            raise ValueError(
+                f"{env_id} has an {what} of size 0: networks need at least 1, choose another task"
+            )
+
+
+def _check_observations(env_id: str, space: "Space[Any]") -> None:
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box):
+        raise ValueError(
+            f"{env_id} has observation space {space}; one array (Box) is needed: "
+            "wrap it with gymnasium.wrappers.FlattenObservation and register that as an id"
+        )
+    if space.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{env_id} has observations of dtype {space.dtype}; they must be real numbers: "
+            "wrap it with gymnasium.wrappers.TransformObservation and register that as an id"
+        )
+    check_sizes(env_id, math.prod(space.shape), 1)
+
+
+def _check_actions(env_id: str, space: "Space[Any]") -> None:
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box):
+        raise ValueError(
+            f"{env_id} has action space {space}; TD3 and SAC need a continuous one (Box): "
+            "choose a continuous-control task"
+        )
+    if space.dtype.kind != "f":
+        raise ValueError(
+            f"{env_id} has actions of dtype {space.dtype}; TD3 and SAC act with floats, which "
+            "would be truncated: wrap it with gymnasium.wrappers.TransformAction, with a float "
+            "Box as its action_space and a function that rounds, and register that as an id"
+        )
+    check_sizes(env_id, 1, math.prod(space.shape))
+    bounds = f"{env_id} has action bounds {space.low} to {space.high}"
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(
+            f"{bounds}; actions are scaled from [-1, 1], so they must be finite: wrap it with "
+            "gymnasium.wrappers.RescaleAction or ClipAction and register that as an id"
+        )
+    if (space.low > space.high).any():
+        raise ValueError(f"{bounds}; low must not be above high: correct the task's action_space")
+    if (space.low == space.high).all():
+        raise ValueError(f"{bounds}; no action can differ from another: correct its action_space")

@@ -1,0 +1,125 @@
+"""The ledger of a lane: its own layers, and only what it does, by hand."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rlx2_jax import config
+from rlx2_jax.accounting import Ledger, ledger, overall_sparsity
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.runtime.run import lane_ledger
+
+pytestmark = pytest.mark.fast
+
+
+def hopper(algo: str = "td3", **fields: Any) -> Config:
+    return config.make(algo, 11, 3, **fields)
+
+
+def small(**fields: Any) -> Config:
+    """2-4-1 and 3-4-1, batches of 2, K = 16."""
+    sizes = {"hidden": (4,), "batch_size": 2, "oldest_k": 16, "mask_interval": 10}
+    sizes |= {"buffer_interval": 5, "steps": 1000, "warmup": 100, "capacity": 200}
+    return config.make("td3", 2, 1, **sizes | fields)
+
+
+def of_small(cfg: Config | None = None, **fields: Any) -> Ledger:
+    half = {"actor_sparsity": 0.5, "critic_sparsity": 0.5, "distribution": "uniform", "b_min": 50}
+    return lane_ledger(cfg or small(), Lane(**half | fields))
+
+
+def test_layers_of_different_sparsity_are_weighted_by_their_size():
+    lane = Lane(actor_sparsity=(0.0, 0.99, 0.0), critic_sparsity=(0.5, 0.9, 0.0))
+    run = lane_ledger(hopper(), lane)
+    actor, critic = (11 * 256, 655.36, 3 * 256), (7 * 256, 6553.6, 256)
+    assert run.actor_parameters == pytest.approx(sum(actor))
+    assert round(run.actor_parameters) == 4239
+    assert run.critic_parameters == pytest.approx(sum(critic))
+    assert run.total_parameters == pytest.approx(2 * sum(actor) + 4 * sum(critic))
+    links = config.own_links(hopper(), lane)
+    assert abs(sum(links.actor) - run.actor_parameters) < 1  # whole links, one layer rounded
+    assert abs(sum(links.critic) - run.critic_parameters) < 1
+    a = 21 * 256 + 655.36 * 511 / 256 + 511 * 3
+    assert run.inference_flops == pytest.approx(a, rel=1e-12)
+    dense = 11 * 256 + 256 * 256 + 3 * 256
+    evolution = 256 * 2 * a / (sum(actor) / dense) / 10_000  # B 2 A / ((1 - S_a) Δ_m)
+    assert run.actor_evolution_flops == pytest.approx(evolution, rel=1e-12)
+    assert run.relative.actor_parameters == pytest.approx(sum(actor) / dense)
+
+
+def test_a_small_lane_by_hand():
+    # As in test_accounting: A = 9.5 and C = 13.5, 6 of 12 and 8 of 16 links.
+    run, a, c = of_small(), 9.5, 13.5
+    assert (run.actor_parameters, run.critic_parameters) == (6, 8)
+    assert run.critic_update_flops == 2 * (a + 8 * c)
+    assert run.actor_update_flops == 2 * (3 * a + c) / 2
+    assert run.actor_evolution_flops == pytest.approx(2 * 2 * a / 0.5 / 10)
+    assert run.critic_evolution_flops == pytest.approx(2 * 4 * c / 0.5 / 10)
+    assert run.trim_flops == pytest.approx(16 * a / 5)
+    assert run.train_flops == pytest.approx(336.6)
+
+
+def test_masks_that_never_change_cost_nothing():
+    for static in (
+        of_small(zeta0=0.0),
+        of_small(method="rlx2-ss"),
+        of_small(random_growth=True),
+        of_small(mask_interval=900),  # as many updates as there are: the last one is not due
+        of_small(t_end=10),
+    ):
+        assert static.actor_evolution_flops == static.critic_evolution_flops == 0
+        assert static.train_flops == pytest.approx(336.6 - 7.6 - 21.6)
+    assert of_small(method="set", random_growth=False).critic_evolution_flops > 0
+    once = of_small(t_end=11)  # 11 updates of the critic, 5 of the actor
+    assert (once.actor_evolution_flops, once.critic_evolution_flops > 0) == (0, True)
+
+
+def test_buffers_that_are_never_trimmed_cost_nothing():
+    for fixed in (of_small(trim_ratio=0.0), of_small(buffer_interval=1005)):
+        assert fixed.trim_flops == 0
+        assert fixed.train_flops == pytest.approx(336.6 - 30.4)
+    assert of_small(method="rigl").trim_flops == 0
+    assert of_small(method="rigl", trim_ratio=0.1).trim_flops == pytest.approx(30.4)
+
+
+def test_checks_are_counted_in_updates():
+    # A check every 5 environment steps: with 2 updates a step every 10 updates.
+    assert of_small(small(updates_per_step=2)).trim_flops == pytest.approx(30.4 / 2)
+    # Of 20 environment steps with 4 environments: 5 time steps, each with one update.
+    cfg = small(num_envs=4, buffer_interval=20)
+    assert of_small(cfg, buffer_interval=20).trim_flops == pytest.approx(30.4)
+
+
+@pytest.mark.parametrize("algo", ["td3", "sac"])
+@pytest.mark.parametrize("method", config.METHODS)
+def test_the_papers_settings_give_the_papers_formulas(algo: str, method: str):
+    lane = Lane(method=method, actor_sparsity=0.98, critic_sparsity=0.95)
+    run = lane_ledger(hopper(algo), lane)
+    paper = ledger(algo, 11, 3, (256, 256), 0.98, 0.95, method=method)
+    assert run.actor_hidden == paper.actor_hidden and run.n_step == paper.n_step
+    for name in ("total_parameters", "train_flops", "inference_flops"):
+        assert getattr(run, name) == pytest.approx(getattr(paper, name), rel=1e-12)
+    for name in ("actor_evolution_flops", "critic_evolution_flops", "trim_flops"):
+        assert (getattr(run, name) > 0) == (getattr(paper, name) > 0)
+
+
+def test_tiny_lanes_with_layers_of_different_sparsity():
+    lane = Lane(method="tiny", actor_sparsity=(0.0, 0.99, 0.0), critic_sparsity=0.95)
+    run = lane_ledger(hopper(), lane)
+    (width, _), sizes = run.actor_hidden, (11, 256, 256, 3)
+    assert run.actor_parameters == 11 * width + width**2 + 3 * width
+    assert abs(run.actor_parameters - 4239) <= 11 + 2 * width + 1 + 3  # one unit more
+    assert overall_sparsity(sizes, (0.0, 0.99, 0.0)) == pytest.approx(
+        1 - 4239.36 / sum(i * o for i, o in pairwise(sizes))
+    )
+
+
+def test_intervals_of_actor_and_critic():
+    never = ledger("td3", 2, 1, (4,), 0.5, 0.5, mask_interval=(math.inf, 10))
+    assert (never.actor_evolution_flops, never.critic_evolution_flops > 0) == (0, True)
+    with pytest.raises(ValueError, match="mask_interval is 0"):
+        ledger("td3", 2, 1, (4,), 0.5, 0.5, mask_interval=(10, 0))
+    with pytest.raises(ValueError, match="3 sparsities for 2 layers"):
+        ledger("td3", 2, 1, (4,), (0.5, 0.5, 0.5), 0.5)
