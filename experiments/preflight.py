@@ -83,12 +83,13 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     Args:
       logdir: the directory of a run that is about to begin; None where there is none yet.
     """
+    check_window(run.config)
     memory = available_memory()
     check_size(run.config, run.episodes, memory, backend=run.backend)
     chunk_size(run, memory)
-    check_disk(run, logdir or Path())
     if logdir is not None:
         _check_directory(logdir)
+    check_disk(run, logdir or Path())
     return warnings(run)
 
 

@@ -1,6 +1,7 @@
 """From settings to a `Run`: what the launcher and the sweeps have in common."""
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -86,10 +87,11 @@ def _default_b_max(settings: Settings) -> int:
 def _updates_per_step(settings: Settings) -> int:
     RUN["utd"].check(settings.utd)
     updates = settings.utd * settings.num_envs
-    if not 1 <= updates <= NEVER or abs(updates - round(updates)) > 1e-9:
+    most = CONFIG["updates_per_step"].most or NEVER
+    if not 1 <= updates <= most or abs(updates - round(updates)) > 1e-9:
         raise SettingError(
             f"--utd={settings.utd} x --num_envs={settings.num_envs} is {updates:g} updates per "
-            f"time step: it must be a whole number of at least 1"
+            f"time step: it must be a whole number of at least 1 and at most {most}"
         )
     return round(updates)
 
@@ -115,8 +117,9 @@ def env_spec(settings: Settings) -> envs.EnvSpec:
         if settings.env_backend in envs.DEVICE_BACKENDS:
             return envs.make_device(settings.env, settings.env_backend, **options).spec
         host = envs.make_host(settings.env, 1, settings.env_backend, **options)
-    except (ValueError, ImportError):
-        raise
+    except (ValueError, ImportError) as error:
+        text = f"--env={settings.env} with --env_backend={settings.env_backend}: {error}"
+        raise SettingError(text) from error
     except Exception as error:  # an environment may raise anything
         raise SettingError(f"--env={settings.env}: {type(error).__name__}: {error}") from error
     host.close()
@@ -130,7 +133,6 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
         if name not in ("hidden", "execution") and getattr(settings, name, None) is not None:
             option.check(getattr(settings, name))
     config = make_config(settings, lanes, env_spec(settings))
-    preflight.check_window(config)
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     preflight.check_size(config, settings.episodes, installed, backend=settings.env_backend)
     filled = [
@@ -165,12 +167,15 @@ _RATE = {"masked": 90e9, "compact": 27e9}
 _ENV_SECONDS = 40e-6
 
 
+_ledger = functools.lru_cache(lane_ledger)  # equal for all seeds
+
+
 def seconds_per_step(run: Run) -> float:
     """A guess of what one environment step of every lane takes on a 2-core CPU."""
     total = 0.0
     for lane in run.lanes:
         method = "dense" if lane.execution == "masked" else lane.method
-        ledger = lane_ledger(run.config, dataclasses.replace(lane, method=method))
+        ledger = _ledger(run.config, dataclasses.replace(lane, method=method, seed=0))
         update = ledger.train_flops / _RATE[lane.execution]
         total += _ENV_SECONDS + update * run.config.updates_per_step / run.config.num_envs
     return total
@@ -190,7 +195,7 @@ def describe(run: Run) -> str:
         lines += [f"  {x}" for x in plan.describe(config, run.lanes[first : first + size], first)]
     lines += ["lanes:"]
     for i, lane in enumerate(run.lanes):
-        ledger = lane_ledger(config, lane)
+        ledger = _ledger(config, dataclasses.replace(lane, seed=0))
         lines.append(
             f"  {label(lane, i):<16} n={lane.n} ζ0={lane.zeta0} D0={lane.d0} "
             f"sparsity {lane.actor_sparsity}/{lane.critic_sparsity}  "

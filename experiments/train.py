@@ -7,6 +7,7 @@ python -m experiments.train --resume --logdir=runs/hopper
 """
 
 import dataclasses
+import io
 import json
 import sys
 import time
@@ -155,6 +156,9 @@ def load_run(directory: Path) -> Run:
 
 def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    for stream in (sys.stdout, sys.stderr):  # names that the terminal cannot show are escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     try:

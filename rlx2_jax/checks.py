@@ -1,5 +1,6 @@
 """Validates a `Config` and a `Lane` before anything is compiled."""
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -97,10 +98,18 @@ def _check_links(config: "Config", lane: "Lane") -> None:
         ("critic_sparsity", config.critic_sizes),
     ):
         value = getattr(lane, name)
+        value = tuple(value) if isinstance(value, Sequence) else value
         try:
-            masks.layer_sparsities(list(pairwise(sizes)), value, lane.distribution)
+            _check_sparsity(sizes, value, lane.distribution)
         except ValueError as error:
-            raise ValueError(f"{name}={value}: {error}") from error
+            raise ValueError(f"{name}={value} with hidden={config.hidden}: {error}") from error
+
+
+@functools.lru_cache
+def _check_sparsity(
+    sizes: tuple[int, ...], sparsity: float | tuple[float, ...], distribution: str
+) -> None:
+    masks.layer_sparsities(list(pairwise(sizes)), sparsity, distribution)
 
 
 def _check_bounds(config: "Config", lane: "Lane") -> None:

@@ -7,7 +7,7 @@ from rlx2_jax.options import NEVER, Option
 from rlx2_jax.topology import REGROW
 
 ALGORITHMS = ("td3", "sac")
-MAX_LANES = 4096
+MAX_LANES = 1024
 _FEW = 65_536  # environments, episodes, updates of one time step
 
 # Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed

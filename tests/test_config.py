@@ -242,7 +242,10 @@ def test_unknown_names():
         ({"t0": 1.5}, r"t0=1.5: use a whole number"),
         ({"seed": 2**31}, r"seed=2147483648: use .* at most 2147483647"),
         ({"d0": 1e39}, r"d0=1e\+39: a hyper-parameter is a 32-bit float"),
-        ({"actor_sparsity": 0.9999999}, r"actor_sparsity=0.9999999: .* every layer needs one"),
+        (
+            {"actor_sparsity": 0.9999999},
+            r"actor_sparsity=0.9999999 with hidden=.* every layer needs one",
+        ),
         ({"b_min": 0}, r"b_min=0 lets trimming leave no window of n=3 .* use at least 3"),
     ],
 )

@@ -170,15 +170,14 @@ def test_dry_run_tells_lanes_memory_and_disk(parse):
         (["--t0=99999999999"], "--t0=99999999999: .* at most 2147483647"),
         (["--first_seed=2147483648"], "--first_seed=2147483648: use .* at most 2147483647"),
         (["--first_seed=2147483647", "--seeds=2"], "use a --first_seed of at most 2147483646"),
-        (["--seeds=1000000000000"], "--seeds=1000000000000: use .* at most 4096"),
+        (["--seeds=1000000000000"], "--seeds=1000000000000: use .* at most 1024"),
         (
-            ["--seeds=4096", "--n=1,2"],
-            r"8,192 lanes from --n \(2\), --seeds=4096: .* at most 4,096",
+            ["--seeds=1024", "--n=1,2"],
+            r"2,048 lanes from --n \(2\), --seeds=1024: .* at most 1,024",
         ),
         (["--utd=nan"], "--utd=nan: .* finite"),
         (["--utd=inf"], "--utd=inf: .* finite"),
         (["--utd=1e30"], "--utd=1e.30 x --num_envs=1 is 1e.30 updates per time step"),
-        (["--n=50000"], "--warmup=25000 gives fewer steps than a window of n=50000"),
         (["--trim_full=maybe"], "--trim_full=maybe: use true or false"),
         (["--mask_init=best"], "--mask_init=best: use one of"),
         (["--env=Hopper-v5", "--warmup=9", "--steps=9"], "warmup"),
@@ -204,5 +203,7 @@ def test_the_directory_is_checked_before_the_start(parse, tmp_path):
             train.set_up(values, logdir)
     with pytest.raises(SettingError, match="--logdir= is empty"):
         train.default_logdir(parse("--logdir="))
+    with pytest.raises(SettingError, match=r"--warmup=25000 gives fewer steps than .* n=50000"):
+        train.set_up(parse("--n=50000"), tmp_path / "new")
     with pytest.raises(SettingError, match=r"or --keep \(now 2147483647\)"):
         train.set_up(parse("--env=Hopper-v5", "--keep=2147483647"), tmp_path / "new")
