@@ -1,15 +1,20 @@
 """From settings to a `Run`: what the launcher and the sweeps have in common."""
 
 import dataclasses
+import functools
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from experiments import paper
+from experiments import paper, preflight
+from experiments.settings import SettingError as SettingError
+from experiments.settings import Settings as Settings
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.option_table import CONFIG, LANE, RUN
+from rlx2_jax.options import NEVER
 from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.run import (
     Run,
@@ -19,57 +24,8 @@ from rlx2_jax.runtime.run import (
     label,
     lane_bytes,
     lane_ledger,
+    memory_bytes,
 )
-
-MASK_INTERVAL, BUFFER_INTERVAL = 10_000, 10_000
-
-# What a preset decides of a Config, each a setting of its own as well (docs/presets.md).
-CHOICES = (
-    "mask_init",
-    "mask_step",
-    "moments",
-    "regrow",
-    "targets",
-    "distance",
-    "behaviour",
-    "trim",
-    "b_min_bound",
-    "switch",
-    "both_ends",
-    "exploration",
-    "sac_growth",
-)
-
-
-class SettingError(ValueError):
-    """Settings that contradict each other, or do not fit."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What all lanes of a run have in common."""
-
-    env: str = "InvertedPendulum-v5"
-    env_backend: str = "gymnasium"
-    algo: str = "td3"
-    steps: int = 3_000_000
-    warmup: int = 25_000
-    num_envs: int = 1
-    utd: float = 1.0  # gradient updates per environment step
-    hidden: tuple[int, ...] = (256, 256)
-    batch_size: int = 256
-    capacity: int | None = None
-    preset: str = "default"
-    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    eval_interval: int = 5000
-    episodes: int = 10
-    metrics_interval: int = 5000
-    checkpoint_interval: int = 50_000
-    keep: int = 2
-    chunk: int = 0
-    execution: str = "auto"
-    pipeline: bool = True
-    env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def paper_sparsities(algo: str, env: str) -> dict[str, float]:
@@ -92,61 +48,100 @@ def task_name(env: str) -> str:
 
 def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -> Config:
     """The one Config that serves all lanes."""
-    updates = settings.utd * settings.num_envs
-    if updates < 1 or abs(updates - round(updates)) > 1e-9:
-        raise SettingError(
-            f"--utd={settings.utd} x --num_envs={settings.num_envs} is {updates} updates per time "
-            f"step: it must be a whole number of at least 1"
-        )
     fields = {**configs.preset(settings.preset, settings.algo), **settings.choices}
-    given = [lane.b_max for lane in lanes if lane.b_max is not None]
-    default = fields.get("capacity", 1_000_000)
+    default = _default_b_max(settings)
+    b_max = [default if lane.b_max is None else lane.b_max for lane in lanes]
     # A buffer never holds more than the run makes.
-    capacity = settings.capacity or min(max(given or [default]), settings.steps)
-    algo_n = 2 if settings.algo == "sac" else 3
-    n = [
-        configs.METHODS.get(x.method, {}).get("n") or algo_n if x.n is None else x.n for x in lanes
-    ]
+    made = -(-settings.steps // settings.num_envs) * settings.num_envs
+    capacity = settings.capacity
+    if capacity is None:
+        capacity = min(max(b_max), made)
+    n = [configs.METHODS.get(x.method, {}).get("n") if x.n is None else x.n for x in lanes]
     return Config(
         **{
+            "oldest_k": min(8 * settings.batch_size, NEVER),
             **fields,
             "algo": settings.algo,
             "obs_dim": spec.obs_dim,
             "action_dim": spec.action_dim,
             "hidden": tuple(settings.hidden),
             "batch_size": settings.batch_size,
-            "oldest_k": 8 * settings.batch_size,
             "num_envs": settings.num_envs,
-            "updates_per_step": round(updates),
+            "updates_per_step": _updates_per_step(settings),
             "steps": settings.steps,
             "warmup": settings.warmup,
             "capacity": capacity,
-            "n_max": max(n),
-            "mask_interval": math.gcd(*(x.mask_interval or MASK_INTERVAL for x in lanes)),
-            "buffer_interval": math.gcd(*(x.buffer_interval or BUFFER_INTERVAL for x in lanes)),
+            "n_max": max(LANE["n"].default_of(settings.algo) if x is None else x for x in n),
+            "mask_interval": _shared_interval("mask_interval", lanes),
+            "buffer_interval": _shared_interval("buffer_interval", lanes),
         }
     )
+
+
+def _default_b_max(settings: Settings) -> int:
+    """B_max of lanes that name none; a capacity that was asked for is one."""
+    preset = configs.preset(settings.preset, settings.algo)
+    default = preset.get("capacity", LANE["b_max"].default)
+    return default if settings.capacity is None else settings.capacity
+
+
+def _updates_per_step(settings: Settings) -> int:
+    RUN["utd"].check(settings.utd)
+    updates = settings.utd * settings.num_envs
+    most = CONFIG["updates_per_step"].most or NEVER
+    if not 1 <= updates <= most or abs(updates - round(updates)) > 1e-9:
+        raise SettingError(
+            f"--utd={settings.utd} x --num_envs={settings.num_envs} is {updates:g} updates per "
+            f"time step: it must be a whole number of at least 1 and at most {most}"
+        )
+    return round(updates)
+
+
+def _interval(name: str, lane: Lane) -> int:
+    value = getattr(lane, name)
+    value = LANE[name].default if value is None else value
+    LANE[name].check(value)
+    return value
+
+
+def _shared_interval(name: str, lanes: Sequence[Lane]) -> int:
+    """The branch interval of one program: the gcd of its lanes' intervals. Lanes that never reach
+    theirs do not count."""
+    values = {_interval(name, lane) for lane in lanes}
+    return math.gcd(*(values - {NEVER} or {NEVER}))
 
 
 def env_spec(settings: Settings) -> envs.EnvSpec:
     """Sizes of the environment's spaces."""
     options = settings.env_options
-    if settings.env_backend in envs.DEVICE_BACKENDS:
-        return envs.make_device(settings.env, settings.env_backend, **options).spec
-    host = envs.make_host(settings.env, 1, settings.env_backend, **options)
+    try:
+        if settings.env_backend in envs.DEVICE_BACKENDS:
+            return envs.make_device(settings.env, settings.env_backend, **options).spec
+        host = envs.make_host(settings.env, 1, settings.env_backend, **options)
+    except (ValueError, ImportError) as error:
+        text = f"--env={settings.env} with --env_backend={settings.env_backend}: {error}"
+        raise SettingError(text) from error
+    except Exception as error:  # an environment may raise anything
+        raise SettingError(f"--env={settings.env}: {type(error).__name__}: {error}") from error
     host.close()
     return host.spec
 
 
 def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
     """A run of `lanes`; every mistake is found here, before anything is compiled."""
+    preflight.check_lanes(len(lanes))
+    for name, option in {**CONFIG, **RUN}.items():
+        if name not in ("hidden", "execution") and getattr(settings, name, None) is not None:
+            option.check(getattr(settings, name))
     config = make_config(settings, lanes, env_spec(settings))
-    clipped = [
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    preflight.check_size(config, settings.episodes, installed, backend=settings.env_backend)
+    filled = [
         dataclasses.replace(
             lane,
-            b_max=None if lane.b_max is None else min(lane.b_max, config.capacity),
-            mask_interval=lane.mask_interval or MASK_INTERVAL,
-            buffer_interval=lane.buffer_interval or BUFFER_INTERVAL,
+            b_max=_default_b_max(settings) if lane.b_max is None else lane.b_max,
+            mask_interval=_interval("mask_interval", lane),
+            buffer_interval=_interval("buffer_interval", lane),
         )
         for lane in lanes
     ]
@@ -155,7 +150,7 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
         backend=settings.env_backend,
         config=config,
         lanes=plan.choose(
-            config, [configs.resolve(config, lane) for lane in clipped], settings.execution
+            config, [configs.resolve(config, lane) for lane in filled], settings.execution
         ),
         eval_interval=settings.eval_interval,
         metrics_interval=settings.metrics_interval,
@@ -173,12 +168,15 @@ _RATE = {"masked": 90e9, "compact": 27e9}
 _ENV_SECONDS = 40e-6
 
 
+_ledger = functools.lru_cache(lane_ledger)  # equal for all seeds
+
+
 def seconds_per_step(run: Run) -> float:
     """A guess of what one environment step of every lane takes on a 2-core CPU."""
     total = 0.0
     for lane in run.lanes:
         method = "dense" if lane.execution == "masked" else lane.method
-        ledger = lane_ledger(run.config, dataclasses.replace(lane, method=method))
+        ledger = _ledger(run.config, dataclasses.replace(lane, method=method, seed=0))
         update = ledger.train_flops / _RATE[lane.execution]
         total += _ENV_SECONDS + update * run.config.updates_per_step / run.config.num_envs
     return total
@@ -198,7 +196,7 @@ def describe(run: Run) -> str:
         lines += [f"  {x}" for x in plan.describe(config, run.lanes[first : first + size], first)]
     lines += ["lanes:"]
     for i, lane in enumerate(run.lanes):
-        ledger = lane_ledger(config, lane)
+        ledger = _ledger(config, dataclasses.replace(lane, seed=0))
         lines.append(
             f"  {label(lane, i):<16} n={lane.n} ζ0={lane.zeta0} D0={lane.d0} "
             f"sparsity {lane.actor_sparsity}/{lane.critic_sparsity}  "
@@ -206,18 +204,19 @@ def describe(run: Run) -> str:
             f"{ledger.train_flops / 1e6:,.1f} MFLOP per update ({ledger.relative.train_flops:.3f}x)"
         )
     guess = seconds_per_step(run)
-    warning = ""
+    notes = [f"warning: {text}" for text in preflight.warnings(run)]
     if config.distance == "l2":
-        warning = (
-            "\nNote: with --distance=l2 exploration noise alone gives a policy distance of about "
+        notes.append(
+            "note: with --distance=l2 exploration noise alone gives a policy distance of about "
             f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may go to b_min"
         )
     lines += [
         "",
-        f"memory: {each / 1e9:.3f} GB per lane, {min(size, len(run.lanes)) * each / 1e9:.2f} GB at "
-        f"a time, {available_memory() / 1e9:.1f} GB available",
+        f"memory: {memory_bytes(run, run.lanes[:size]) / 1e9:.2f} GB at most (start, checkpoints, "
+        f"resume), {each / 1e9:.3f} GB per lane, {available_memory() / 1e9:.1f} GB available",
         f"disk:   up to {disk_bytes(run) / 1e9:.2f} GB of checkpoints",
         f"speed:  about {1 / guess:,.0f} steps/s per lane on two CPU cores, evaluation left out: "
-        f"{config.steps * guess / 3600:,.1f} hours" + warning,
+        f"{config.steps * guess / 3600:,.1f} hours",
+        *notes,
     ]
     return "\n".join(lines)

@@ -13,16 +13,16 @@ import json
 import os
 import re
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, runs, suites
+from experiments import cloning, crash, runs, suites
 from experiments.reporting import ledgers, tables
 from experiments.suites import base
 from rlx2_jax import files
+from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.group import LaneFailure
@@ -194,8 +194,8 @@ def sweep(
             except Stopped:
                 raise
             except Exception as error:  # whatever it was, the other units are worth running
-                known = isinstance(error, LaneFailure | RunError | ValueError)
-                _say(f"{name} failed: {error if known else traceback.format_exc()}")
+                known = isinstance(error, LaneFailure | EnvironmentFailure | RunError | ValueError)
+                _say(f"{name} failed: {error if known else crash.report(error)}")
                 open_units.append((name, f"{type(error).__name__}: {error}"))
     for name, why in open_units:
         _say(f"not finished: {name} ({why.splitlines()[0]})")

@@ -7,19 +7,19 @@ python -m experiments.train --resume --logdir=runs/hopper
 """
 
 import dataclasses
-import itertools
+import io
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import runs
+from experiments import crash, preflight, runs, setting_flags
 from experiments.runs import SettingError
 from rlx2_jax import config as configs
 from rlx2_jax import envs
+from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan, summary
 from rlx2_jax.runtime.group import LaneFailure
@@ -31,17 +31,6 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("env", "InvertedPendulum-v5", "Environment id, e.g. Hopper-v5.")
 flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, "Who simulates the environment.")
 flags.DEFINE_enum("algo", "td3", configs.ALGORITHMS, "The reinforcement learning algorithm.")
-flags.DEFINE_integer(
-    "seeds", 1, "Runs of each kind, with seeds first_seed, first_seed + 1, ...", lower_bound=1
-)
-flags.DEFINE_integer("first_seed", 0, "The first seed.", lower_bound=0)
-flags.DEFINE_integer("steps", 3_000_000, "Environment steps of each run.", lower_bound=1)
-flags.DEFINE_integer("warmup", 25_000, "Steps with random actions before learning begins.")
-flags.DEFINE_integer("num_envs", 1, "Environments per run, stepped together.", lower_bound=1)
-flags.DEFINE_float("utd", 1.0, "Gradient updates per environment step.", lower_bound=0.0)
-flags.DEFINE_list("hidden", ["256", "256"], "Hidden units of each layer, all networks.")
-flags.DEFINE_integer("batch_size", 256, "Transitions per update.", lower_bound=1)
-flags.DEFINE_integer("capacity", None, "Replay buffer size; default: the largest b_max.")
 flags.DEFINE_bool("paper_sparsity", False, "Take the sparsities that the paper has for --env.")
 flags.DEFINE_enum(
     "preset",
@@ -49,20 +38,20 @@ flags.DEFINE_enum(
     tuple(configs.PRESETS),
     "paper: the text to the letter; reference: the authors' code.",
 )
-flags.DEFINE_integer("eval_interval", 5000, "Environment steps between evaluations.", lower_bound=1)
-flags.DEFINE_integer("episodes", 10, "Episodes of an evaluation.", lower_bound=1)
-flags.DEFINE_integer("metrics_interval", 5000, "Steps between rows of metrics.csv.", lower_bound=1)
-flags.DEFINE_integer("checkpoint_interval", 50_000, "Steps between checkpoints.", lower_bound=1)
-flags.DEFINE_integer("keep", 2, "Checkpoints kept.", lower_bound=1)
 flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.")
 flags.DEFINE_bool("resume", False, "Continue the run in --logdir.")
 flags.DEFINE_bool(
     "restart", False, "With --resume: discard the run's checkpoints and logs and begin again."
 )
-flags.DEFINE_bool("dry_run", False, "Show what would be run, and what it needs, and stop.")
+flags.DEFINE_bool("allow_imports", False, f"With --resume: {FLAG_HELP[0].lower()}{FLAG_HELP[1:]}")
 flags.DEFINE_integer(
-    "chunk", 0, "Runs per compiled program; 0: as many as fit memory.", lower_bound=0
+    "max_episode_steps",
+    None,
+    "Time limit of the environment; default: its own.",
+    lower_bound=1,
+    upper_bound=2**31 - 1,
 )
+flags.DEFINE_bool("dry_run", False, "Show what would be run, and what it needs, and stop.")
 flags.DEFINE_enum(
     "execution",
     "auto",
@@ -76,32 +65,9 @@ flags.DEFINE_bool(
     "RLx2, static sparse and dense TD3 on InvertedPendulum, with a schedule that fits two minutes.",
 )
 
-# Flags that take a list: every combination of their values is a lane.
-_SWEPT: dict[str, tuple[Callable[[str], Any], str]] = {
-    "method": (str, f"One or more of {', '.join(configs.METHODS)}."),
-    "actor_sparsity": (float, "Share of the actor's links that are absent."),
-    "critic_sparsity": (float, "Share of each critic's links that are absent."),
-    "distribution": (str, "How sparsity is spread over layers: erdos_renyi, erk or uniform."),
-    "learning_rate": (float, "Adam's step size."),
-    "discount": (float, "γ."),
-    "tau": (float, "Target update rate τ."),
-    "exploration_noise": (float, "σ of TD3's exploration."),
-    "zeta0": (float, "Initial mask update fraction ζ_0."),
-    "mask_interval": (int, "Mask update interval Δ_m, in updates of a network."),
-    "n": (int, "Steps of the multi-step target."),
-    "t0": (int, "Updates with 1-step targets before that, T_0."),
-    "d0": (float, "Policy distance threshold D_0."),
-    "buffer_interval": (int, "Buffer check interval Δ_b, in environment steps."),
-    "trim_ratio": (float, "Share of the buffer forgotten at a check."),
-    "b_min": (int, "Smallest buffer that is trimmed."),
-    "b_max": (int, "Largest buffer."),
-}
-_SWEPT_DEFAULTS = {"method": ["rlx2"]}
-for _name, (_, _help) in _SWEPT.items():
-    flags.DEFINE_list(_name, _SWEPT_DEFAULTS.get(_name), f"{_help} A comma-list makes lanes.")
-
-for _name in runs.CHOICES:
-    flags.DEFINE_string(_name, None, "Overrides the preset's choice (see docs/presets.md).")
+setting_flags.define_run_flags()
+setting_flags.define_lane_flags()
+setting_flags.define_choice_flags()
 
 DEMO = {
     "env": "InvertedPendulum-v5",
@@ -110,19 +76,19 @@ DEMO = {
     "seeds": 2,
     "steps": 12_000,
     "warmup": 1000,
-    "hidden": ["64", "64"],
+    "hidden": [64, 64],
     "batch_size": 64,
-    "actor_sparsity": ["0.9"],
-    "critic_sparsity": ["0.9"],
-    "learning_rate": ["0.001"],
-    "discount": ["0.97"],
-    "tau": ["0.01"],
-    "exploration_noise": ["0.2"],
-    "mask_interval": ["200"],
-    "t0": ["2000"],
-    "buffer_interval": ["500"],
-    "b_min": ["1000"],
-    "d0": ["0.05"],
+    "actor_sparsity": [0.9],
+    "critic_sparsity": [0.9],
+    "learning_rate": [0.001],
+    "discount": [0.97],
+    "tau": [0.01],
+    "exploration_noise": [0.2],
+    "mask_interval": [200],
+    "t0": [2000],
+    "buffer_interval": [500],
+    "b_min": [1000],
+    "d0": [0.05],
     "eval_interval": 1000,
     "metrics_interval": 1000,
     "checkpoint_interval": 4000,
@@ -140,35 +106,52 @@ def flag_values() -> dict[str, Any]:
 
 def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
     """The product of all comma-listed flags and seeds, seeds innermost."""
-    axes = []
-    for name, (parse, _) in _SWEPT.items():
-        if values[name] is not None:
-            try:
-                axes.append([(name, parse(x)) for x in values[name]])
-            except ValueError as error:
-                raise SettingError(f"--{name}={','.join(values[name])}: {error}") from error
     base = {}
     if values["paper_sparsity"]:
         base = runs.paper_sparsities(values["algo"], values["env"])
         for name in ("actor_sparsity", "critic_sparsity"):
             if values[name] is not None:
                 raise SettingError(f"--paper_sparsity and --{name} contradict each other: give one")
-    seeds = range(values["first_seed"], values["first_seed"] + values["seeds"])
-
-    def lane(point: dict[str, Any], seed: int) -> configs.Lane:
-        preset = configs.lane_preset(values["preset"], values["algo"], point["method"])
-        return configs.Lane(**{**preset, **base, **point, "seed": seed})
-
-    points = [dict(point) for point in itertools.product(*axes)]
-    return [lane(point, seed) for point in points for seed in seeds]
+    return setting_flags.lanes(values, base)
 
 
 def make_run(values: dict[str, Any]) -> Run:
     """The run that flag values describe."""
     common = {f.name: values[f.name] for f in dataclasses.fields(runs.Settings) if f.name in values}
-    common["hidden"] = tuple(int(h) for h in values["hidden"])
-    choices = {name: values[name] for name in runs.CHOICES if values[name] is not None}
-    return runs.make_run(runs.Settings(**common, choices=choices), swept_lanes(values))
+    common["hidden"] = tuple(values["hidden"])
+    options = {}
+    if values["max_episode_steps"] is not None:
+        options = envs.time_limit(values["env_backend"], values["max_episode_steps"])
+    settings = runs.Settings(**common, choices=setting_flags.choices(values), env_options=options)
+    return runs.make_run(settings, swept_lanes(values))
+
+
+def set_up(values: dict[str, Any], logdir: Path) -> Run:
+    """The run that flag values describe, after all checks of a start; prints warnings."""
+    try:
+        run = make_run(values)
+        warnings = preflight.check(run, logdir)
+    except (RunError, ValueError, ImportError):
+        raise
+    except Exception as error:  # nothing has begun: one line says more than a traceback
+        raise SettingError(f"these settings fail: {type(error).__name__}: {error}") from error
+    if not values["dry_run"]:  # `runs.describe` has them
+        for text in warnings:
+            print(f"warning: {text}", file=sys.stderr)
+    return run
+
+
+def default_logdir(values: dict[str, Any]) -> Path:
+    """The directory that --logdir names, or one named after the run and the time."""
+    if values["logdir"] is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path(f"runs/{values['env'].replace('/', '_')}-{values['algo']}-{stamp}")
+    if not values["logdir"].strip():
+        raise SettingError("--logdir= is empty: name a directory, or leave it out")
+    return Path(values["logdir"])
+
+
+_WITH_RESUME = ("resume", "restart", "logdir", "dry_run", "allow_imports")
 
 
 def load_run(directory: Path) -> Run:
@@ -176,17 +159,20 @@ def load_run(directory: Path) -> Run:
     given = [
         f.name
         for f in FLAGS.get_key_flags_for_module(sys.modules[__name__])
-        if f.present and f.name not in ("resume", "restart", "logdir", "dry_run")
+        if f.present and f.name not in _WITH_RESUME
     ]
     if given:
         raise SettingError(
             f"--resume takes everything from {directory}: leave out --{', --'.join(given)}"
         )
-    return read_run(directory)
+    return read_run(directory, allow_imports=FLAGS.allow_imports)
 
 
 def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    for stream in (sys.stdout, sys.stderr):  # names that the terminal cannot show are escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     try:
@@ -195,14 +181,15 @@ def main(argv: list[str]) -> int:
         if FLAGS.resume:
             if not FLAGS.logdir:
                 raise SettingError("--resume needs --logdir, the directory of the run")
-            run = load_run(Path(FLAGS.logdir))
+            logdir = Path(FLAGS.logdir)
+            run = load_run(logdir)
         else:
-            run = make_run(flag_values())
+            values = flag_values()
+            logdir = default_logdir(values)
+            run = set_up(values, logdir)
         if FLAGS.dry_run:
             print(runs.describe(run))
             return 0
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        logdir = Path(FLAGS.logdir or f"runs/{run.env.replace('/', '_')}-{run.config.algo}-{stamp}")
         print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
         found = execution.execute(run, logdir, resume=FLAGS.resume, restart=FLAGS.restart)
     except (RunError, ValueError, ImportError) as error:
@@ -214,6 +201,12 @@ def main(argv: list[str]) -> int:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.signal_number
+    except KeyboardInterrupt:
+        print("interrupted before training began", file=sys.stderr)
+        return 130
+    except Exception as error:
+        print(f"error: {crash.report(error)}", file=sys.stderr)
+        return 70
     print(summary.table(found))
     print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / execution.SUMMARY}")
     return 0

@@ -1,58 +1,36 @@
-"""What a `Config` and a `Lane` may say; every mistake is told before anything is compiled."""
+"""Validates a `Config` and a `Lane` before anything is compiled."""
 
-import dataclasses
-import math
+import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rlx2_jax import masks
-from rlx2_jax.topology import REGROW
+from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
+from rlx2_jax.option_table import CONFIG, LANE
+from rlx2_jax.options import NEVER
 
 if TYPE_CHECKING:
     from rlx2_jax.config import Config, Lane
 
-ALGORITHMS = ("td3", "sac")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "algo": ALGORITHMS,
-    "dtype": ("float32", "float64"),
-    "mask_init": masks.INITS,
-    "mask_step": ("skip", "after"),
-    "moments": ("zero", "keep"),
-    "regrow": REGROW,
-    "targets": ("masked", "polyak"),
-    "distance": ("mse", "l2"),
-    "behaviour": ("mean", "action"),
-    "trim": ("ratio", "until"),
-    "b_min_bound": ("hard", "soft"),
-    "switch": ("updates", "steps"),
-    "t_end_counts": ("updates", "steps"),
-    "both_ends": ("terminated", "truncated"),
-    "exploration": ("sample", "mean"),
-    "sac_growth": ("critic", "leaked"),
-    "execution": ("masked", "compact"),
-}
-# What needs links that are not live, and the choice that does without.
+MAX_LAYERS = 32
+# Choices that need links that are not live, and the alternative that does without.
 _DEAD_LINKS = {"moments": "zero", "targets": "masked", "sac_growth": "critic"}
 
 
 def check_config(config: "Config") -> None:
     """Raises ValueError where a field of a Config is not allowed."""
-    for name, allowed in _CHOICES.items():
-        if getattr(config, name) not in allowed:
-            raise ValueError(f"{name}={getattr(config, name)!r}: use one of {allowed}")
-    if not config.hidden or min(config.hidden) < 1:
-        raise ValueError(f"hidden={config.hidden}: give at least one layer of at least one unit")
-    positive = (
-        "obs_dim action_dim batch_size num_envs steps updates_per_step n_max policy_delay "
-        "target_interval mask_interval buffer_interval oldest_k capacity"
-    )
-    for name in positive.split():
-        value = getattr(config, name)
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}={value!r}: use a whole number of at least 1")
+    hidden = config.hidden
+    if not isinstance(hidden, list | tuple) or not 1 <= len(hidden) <= MAX_LAYERS:
+        raise ValueError(
+            f"hidden={hidden}: give at least one layer of at least one unit, and at most "
+            f"{MAX_LAYERS} layers"
+        )
+    for name, option in CONFIG.items():
+        if name != "hidden":
+            option.check(getattr(config, name))
+        elif any(option.problem(x) for x in hidden):
+            raise ValueError(f"hidden={tuple(hidden)}: for each layer, {option.rule}")
     if config.capacity // config.num_envs < config.n_max:
         raise ValueError(
             f"capacity={config.capacity} holds fewer than n_max={config.n_max} steps of "
@@ -65,43 +43,36 @@ def check_config(config: "Config") -> None:
                 f"{getattr(config, name)!r} needs the others: use {name}={other!r}, "
                 f"or execution='masked'"
             )
-    whole = isinstance(config.warmup, int | np.integer)
-    if not (whole and 0 <= config.warmup < config.steps):
+    _check_schedule(config)
+
+
+def _check_schedule(config: "Config") -> None:
+    if config.warmup >= config.steps:
         raise ValueError(
             f"warmup={config.warmup!r}: use a whole number from 0 to below steps={config.steps}"
         )
-    if max(config.steps, config.updates) >= 2**31:
+    rounded = -(-config.steps // config.num_envs) * config.num_envs
+    if max(rounded, config.updates) > NEVER:
         raise ValueError(
             f"steps={config.steps} with updates_per_step={config.updates_per_step} make "
             f"{config.updates:,} updates; steps and updates are counted up to 2,147,483,647: use "
             "fewer of either"
         )
+    if config.updates < 1:
+        raise ValueError(
+            f"steps={config.steps} and warmup={config.warmup} leave no time step of "
+            f"num_envs={config.num_envs} environments to learn from: use at least "
+            f"steps={config.warmup + config.num_envs}"
+        )
 
 
 def check_lane(config: "Config", lane: "Lane") -> None:
     """Raises ValueError where a resolved lane is not allowed, or does not fit its program."""
-    for name, value in dataclasses.asdict(lane).items():
-        if isinstance(value, float | int | np.number) and not math.isfinite(value):
-            raise ValueError(f"{name}={value}: a hyper-parameter must be finite")
-    for name in ("actor_sparsity", "critic_sparsity"):
+    for name, option in LANE.items():
         value = getattr(lane, name)
-        for s in value if isinstance(value, Sequence) else (value,):
-            masks.check_sparsity(s)
-    if lane.execution not in _CHOICES["execution"]:
-        raise ValueError(f"execution={lane.execution!r}: use one of {_CHOICES['execution']}")
-    if lane.distribution not in masks.DISTRIBUTIONS:
-        raise ValueError(f"distribution={lane.distribution!r}: use one of {masks.DISTRIBUTIONS}")
-    unit = ("discount", "tau", "zeta0", "trim_ratio")
-    for name in unit:
-        if not 0.0 <= getattr(lane, name) <= 1.0:
-            raise ValueError(f"{name}={getattr(lane, name)}: use a value in [0, 1]")
-    for name in ("learning_rate", "exploration_noise", "target_noise", "target_noise_clip", "d0"):
-        if getattr(lane, name) < 0:
-            raise ValueError(f"{name}={getattr(lane, name)}: use a value of at least 0")
-    for name, least in (("t0", 0), ("t_end", 1), ("n", 1), ("b_min", 0), ("b_max", 1)):
-        value = getattr(lane, name)
-        if value != int(value) or value < least:
-            raise ValueError(f"{name}={value}: use a whole number of at least {least}")
+        for x in value if isinstance(value, Sequence) and option.kind != "choice" else (value,):
+            option.check(x)
+    _check_links(config, lane)
     if lane.expert is not None and config.algo != "td3":
         raise ValueError(f"expert={lane.expert!r}: only td3 can follow an expert's Q")
     if lane.random_growth and not config.random_growth:
@@ -110,22 +81,130 @@ def check_lane(config: "Config", lane: "Lane") -> None:
         raise ValueError(f"n={lane.n}: use 1 to n_max={config.n_max}, or raise n_max")
     for name in ("mask_interval", "buffer_interval"):
         own, branch = int(getattr(lane, name)), getattr(config, name)
-        if own < 1 or own % branch:
+        if own != NEVER and own % branch:
             raise ValueError(
                 f"{name}={own} of a lane is not a multiple of the program's {name}={branch}: "
                 f"give the program the gcd of its lanes' intervals"
             )
+    _check_bounds(config, lane)
+
+
+def _check_links(config: "Config", lane: "Lane") -> None:
+    """Every layer needs a link."""
+    if lane.tiny:
+        return
+    for name, sizes in (
+        ("actor_sparsity", config.actor_sizes),
+        ("critic_sparsity", config.critic_sizes),
+    ):
+        value = getattr(lane, name)
+        value = tuple(value) if isinstance(value, Sequence) else value
+        try:
+            _check_sparsity(sizes, value, lane.distribution)
+        except ValueError as error:
+            raise ValueError(f"{name}={value} with hidden={config.hidden}: {error}") from error
+
+
+@functools.lru_cache
+def _check_sparsity(
+    sizes: tuple[int, ...], sparsity: float | tuple[float, ...], distribution: str
+) -> None:
+    masks.layer_sparsities(list(pairwise(sizes)), sparsity, distribution)
+
+
+def _check_bounds(config: "Config", lane: "Lane") -> None:
+    """B_min, B_max, the capacity and the n-step window."""
     n, b_min, b_max = int(lane.n or 0), int(lane.b_min or 0), int(lane.b_max or 0)
     window = n * config.num_envs  # the least that can be sampled from
-    if not window <= b_max <= config.capacity:
+    # A capacity of all steps is never full, whatever B_max is.
+    if b_max < window or (b_max > config.capacity and config.capacity < config.steps):
         raise ValueError(
             f"b_max={b_max}: use at most capacity={config.capacity}, and at least {window} for "
             f"windows of n={n} steps of {config.num_envs} environment(s)"
         )
-    if not 0 <= b_min <= b_max:
+    if b_min > b_max:
         raise ValueError(f"b_min={b_min} must be between 0 and b_max={b_max}")
     if lane.trim_ratio and b_min < window:
         raise ValueError(
             f"b_min={b_min} lets trimming leave no window of n={n} steps of {config.num_envs} "
             f"environment(s): use at least {window}, or trim_ratio=0"
         )
+
+
+def never_effective(config: "Config", lane: "Lane") -> list[str]:
+    """Settings of a resolved lane that cannot take effect within the run, one message each.
+
+    Only settings that the lane's method uses count, and the value 2147483647 (never) is taken as
+    deliberate.
+    """
+    evolves = bool(lane.zeta0) and not lane.tiny
+    trims = bool(lane.trim_ratio)
+    return [
+        *(_unused_delay(config)),
+        *(_unused_switch(config, lane) if int(lane.n or 1) > 1 else []),
+        *(_unused_masks(config, lane) if evolves else []),
+        *(_unused_trims(config, lane) if trims else []),
+    ]
+
+
+def _unused_delay(config: "Config") -> list[str]:
+    return [
+        f"{name}={value} is more than the run's {config.updates:,} updates: the {network} "
+        f"never changes"
+        for name, network in (("policy_delay", "actor"), ("target_interval", "target network"))
+        if NEVER != (value := getattr(config, name)) > config.updates
+    ]
+
+
+def _unused_switch(config: "Config", lane: "Lane") -> list[str]:
+    total = getattr(config, config.switch)
+    if NEVER != lane.t0 > total:
+        return [
+            f"t0={lane.t0} is never reached: the run makes {total:,} {config.switch}, so targets "
+            f"stay 1-step; lower --t0, or set it to {NEVER} (never)"
+        ]
+    return []
+
+
+def _unused_masks(config: "Config", lane: "Lane") -> list[str]:
+    messages = []
+    interval, t_end = int(lane.mask_interval or 0), int(lane.t_end or 0)
+    delays = {"critic": 1, "actor": config.policy_delay}
+    for network, delay in delays.items():
+        updates, end = config.updates // delay, max(1, t_end // delay)
+        sparse = any(_as_tuple(getattr(lane, f"{network}_sparsity")))
+        if sparse and interval != NEVER and interval > min(updates, end - 1):
+            messages.append(
+                f"mask_interval={interval} is never reached: the {network} makes {updates:,} "
+                f"updates, with T_end at {end:,}, so its masks never change; lower "
+                f"--mask_interval, or set it to {NEVER} (never)"
+            )
+    last = max(config.updates, getattr(config, config.t_end_counts))
+    if NEVER != t_end > last:
+        messages.append(
+            f"t_end={t_end} is never reached: the run makes {config.updates:,} updates, so the "
+            f"mask update fraction does not fall to 0; lower --t_end"
+        )
+    return messages
+
+
+def _unused_trims(config: "Config", lane: "Lane") -> list[str]:
+    interval, b_min = int(lane.buffer_interval or 0), int(lane.b_min or 0)
+    if interval == NEVER:
+        return []
+    if interval > config.steps:
+        return [
+            f"buffer_interval={interval} is never reached: the run makes {config.steps:,} steps, "
+            f"so the buffer is never trimmed; lower --buffer_interval, or set it to {NEVER} (never)"
+        ]
+    held = min(int(lane.b_max or 0), config.capacity, config.steps // interval * interval)
+    if b_min >= held:
+        return [
+            f"b_min={b_min} is never exceeded: the buffer holds at most {held:,} transitions when "
+            f"it is checked, so it is never trimmed; lower --b_min, or use --trim_ratio=0"
+        ]
+    return []
+
+
+def _as_tuple(value: float | Sequence[float]) -> Sequence[float]:
+    return value if isinstance(value, Sequence) else (value,)

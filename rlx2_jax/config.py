@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import accounting, checks, masks
-from rlx2_jax.checks import ALGORITHMS as ALGORITHMS
+from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
+from rlx2_jax.option_table import CHOICES, CONFIG, LANE
+from rlx2_jax.option_table import METHODS as METHODS
 from rlx2_jax.topology import Schedule
 from rlx2_jax.types import Array
 
@@ -28,6 +30,16 @@ class Links(NamedTuple):
     critic: tuple[int, ...]
 
 
+def _default(name: str) -> Any:
+    """A default of the option table; None where it depends on the algorithm."""
+    value = CONFIG[name].default
+    return None if isinstance(value, dict) else value
+
+
+def _lane_default(name: str) -> Any:
+    return LANE[name].default
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Static choices of one compiled program."""
@@ -35,42 +47,46 @@ class Config:
     algo: str
     obs_dim: int
     action_dim: int
-    hidden: tuple[int, ...] = (256, 256)
-    batch_size: int = 256
-    num_envs: int = 1  # environments per lane
-    steps: int = 3_000_000  # environment steps per lane, over its environments together
-    warmup: int = 25_000  # of these, steps with random actions and no updates
-    updates_per_step: int = 1
-    capacity: int = 1_000_000  # transitions; a lane's b_max is at most this
-    n_max: int = 3  # the longest n of any lane
-    policy_delay: int = 2  # d, the actor's update interval
-    target_interval: int = 2
-    mask_interval: int = 10_000  # the gcd of the lanes' Δ_m
-    buffer_interval: int = 10_000  # the gcd of the lanes' Δ_b, in environment steps
-    oldest_k: int = 2048  # K = 8 B, in transitions
-    dtype: str = "float32"
-    # Where the paper's text and its authors' code differ (the table in the documentation).
-    mask_init: str = "random"
-    mask_step: str = "skip"
-    moments: str = "zero"
-    regrow: str = "keep"
-    targets: str = "masked"
-    distance: str = "mse"
-    behaviour: str = "mean"
-    trim: str = "ratio"
-    trim_full: bool = True
-    b_min_bound: str = "hard"
-    switch: str = "updates"
-    t_end_counts: str = "updates"
-    both_ends: str = "terminated"
-    exploration: str = "sample"
-    sac_growth: str = "critic"
+    hidden: tuple[int, ...] = _default("hidden")
+    batch_size: int = _default("batch_size")
+    num_envs: int = _default("num_envs")  # environments per lane
+    steps: int = _default("steps")  # environment steps per lane, over its environments together
+    warmup: int = _default("warmup")  # of these, steps with random actions and no updates
+    updates_per_step: int = _default("updates_per_step")
+    # Transitions. A lane's b_max is at most this, unless no buffer gets full in so many steps.
+    capacity: int = _default("capacity")
+    n_max: int = _default("n_max")  # the longest n of any lane
+    policy_delay: int = _default("policy_delay")  # d, the actor's update interval
+    target_interval: int = _default("target_interval")
+    mask_interval: int = _default("mask_interval")  # the gcd of the lanes' Δ_m
+    buffer_interval: int = _default("buffer_interval")  # the gcd of the lanes' Δ_b, in steps
+    oldest_k: int = _default("oldest_k")  # K = 8 B, in transitions
+    dtype: str = _default("dtype")
+    # Where the paper's text and its authors' code differ (docs/presets.md).
+    mask_init: str = _default("mask_init")
+    mask_step: str = _default("mask_step")
+    moments: str = _default("moments")
+    regrow: str = _default("regrow")
+    targets: str = _default("targets")
+    distance: str = _default("distance")
+    behaviour: str = _default("behaviour")
+    trim: str = _default("trim")
+    trim_full: bool = _default("trim_full")
+    b_min_bound: str = _default("b_min_bound")
+    switch: str = _default("switch")
+    t_end_counts: str = _default("t_end_counts")
+    both_ends: str = _default("both_ends")
+    exploration: str = _default("exploration")
+    sac_growth: str = _default("sac_growth")
     # How networks are held, and for the compact form what its lanes share.
-    execution: str = "masked"
+    execution: str = _default("execution")
     links: Links | None = None  # None: each lane's own
     random_growth: bool = True  # whether a lane may grow at random; False spares dense scores
 
     def __post_init__(self) -> None:
+        for name, option in CONFIG.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, option.default_of(self.algo))
         checks.check_config(self)
         object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
 
@@ -101,31 +117,33 @@ class Lane:
     """One training run: a seed, a method, and its hyper-parameters. None takes the method's or
     the algorithm's own value."""
 
-    seed: int = 0
-    method: str = "rlx2"
-    actor_sparsity: float | tuple[float, ...] = 0.9
-    critic_sparsity: float | tuple[float, ...] = 0.85
-    distribution: str = "erdos_renyi"
-    learning_rate: float = 3e-4
-    discount: float = 0.99
-    tau: float = 0.005
-    exploration_noise: float = 0.1  # σ of TD3's behaviour
-    target_noise: float = 0.2  # σ̃ of target smoothing
-    target_noise_clip: float = 0.5  # c
+    seed: int = _lane_default("seed")
+    method: str = _lane_default("method")
+    actor_sparsity: float | tuple[float, ...] = _lane_default("actor_sparsity")
+    critic_sparsity: float | tuple[float, ...] = _lane_default("critic_sparsity")
+    distribution: str = _lane_default("distribution")
+    learning_rate: float = _lane_default("learning_rate")
+    discount: float = _lane_default("discount")
+    tau: float = _lane_default("tau")
+    exploration_noise: float = _lane_default("exploration_noise")  # σ of TD3's behaviour
+    target_noise: float = _lane_default("target_noise")  # σ̃ of target smoothing
+    target_noise_clip: float = _lane_default("target_noise_clip")  # c
     target_entropy: float | None = None  # H̄, -dim(A)
     zeta0: float | None = None  # ζ_0
     mask_interval: int | None = None  # Δ_m
     t_end: int | None = None  # T_end, in updates of the critic
     random_growth: bool | None = None
     n: int | None = None  # n-step targets
-    t0: int = 300_000  # T_0
-    d0: float = 0.2  # D_0
+    t0: int = _lane_default("t0")  # T_0
+    d0: float = _lane_default("d0")  # D_0
     buffer_interval: int | None = None  # Δ_b
     trim_ratio: float | None = None  # ρ
     b_min: int | None = None
     b_max: int | None = None
     tiny: bool | None = None
-    execution: str = "masked"  # the form of its networks; a run gives lanes of one form a program
+    execution: str = _lane_default(
+        "execution"
+    )  # the form of its networks; a run gives lanes of one form a program
     name: str = ""  # what tables and plots call it; its method if empty
     # Files of a finished run (see runtime/weights.py), relative to the run directory.
     weights: str | None = None  # dense weights to begin with
@@ -133,68 +151,36 @@ class Lane:
     expert: str | None = None  # an agent whose Q replaces the learned one: RigL+Q*
 
 
-# Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed
-# capacity; the variants of the topology ablation keep RLx2's targets and buffer.
-_PLAIN = {"n": 1, "trim_ratio": 0.0}
-METHODS: dict[str, dict[str, Any]] = {
-    "dense": {**_PLAIN, "zeta0": 0.0, "actor_sparsity": 0.0, "critic_sparsity": 0.0},
-    "tiny": {**_PLAIN, "zeta0": 0.0, "tiny": True},
-    "ss": {**_PLAIN, "zeta0": 0.0},
-    "set": {**_PLAIN, "random_growth": True},
-    "rigl": {**_PLAIN},
-    "rlx2": {},
-    "rlx2-tiny": {"zeta0": 0.0, "tiny": True},
-    "rlx2-ss": {"zeta0": 0.0},
-    "rlx2-set": {"random_growth": True},
-}
-
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "mask_step": "after",
-        "distance": "l2",
-        "behaviour": "action",
-        "trim": "until",
-        "trim_full": False,
-        "switch": "steps",
-        "t_end_counts": "steps",
-    },
-    "reference": {
-        "mask_init": "magnitude",
-        "moments": "keep",
-        "targets": "polyak",
-        "b_min_bound": "soft",
-        "both_ends": "truncated",
-        "exploration": "mean",
-        "sac_growth": "leaked",
-    },
+    name: {
+        option.name: option.preset_of(name, "td3")
+        for option in CHOICES.values()
+        if option.preset_of(name, "td3") is not None
+    }
+    for name in ("default", "paper", "reference")
 }
-# SAC's n and buffer bounds under `reference`; everything else is shared.
-_SAC_REFERENCE = {"n": 3, "b_max": 3_000_000, "b_min": 200_000}
 
 
 def preset(name: str, algo: str = "td3") -> dict[str, Any]:
     """Fields of `Config` that a preset sets."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: use one of {tuple(PRESETS)}")
-    choices = dict(PRESETS[name])
-    if algo == "sac":
-        choices |= {"policy_delay": 1, "target_interval": 1, "n_max": 2}
-        if name == "reference":
-            choices |= {"n_max": 3, "capacity": 3_000_000}
-    return choices
+    lane = lane_preset(name, algo)
+    room = {"n_max": lane.get("n"), "capacity": lane.get("b_max")}
+    return PRESETS[name] | {k: v for k, v in room.items() if v is not None}
 
 
 def lane_preset(name: str, algo: str = "td3", method: str = "rlx2") -> dict[str, Any]:
     """Fields of `Lane` that a preset sets; what the method decides stays the method's."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: use one of {tuple(PRESETS)}")
-    fields = _SAC_REFERENCE if (name, algo) == ("reference", "sac") else {}
-    return {k: v for k, v in fields.items() if k not in METHODS.get(method, {})}
+    fields = {option.name: option.preset_of(name, algo) for option in LANE.values()}
+    own = METHODS.get(method, {})
+    return {k: v for k, v in fields.items() if v is not None and k not in own}
 
 
 def make(algo: str, obs_dim: int, action_dim: int, *, name: str = "default", **fields) -> Config:
-    """A `Config` of a preset, with the algorithm's own intervals, and `fields` over it."""
+    """A `Config` of a preset, and `fields` over it."""
     if algo not in ALGORITHMS:
         raise ValueError(f"unknown algo {algo!r}: use one of {ALGORITHMS}")
     return Config(algo, obs_dim, action_dim, **{**preset(name, algo), **fields})
@@ -209,21 +195,30 @@ def resolve(config: Config, lane: Lane) -> Lane:
     last = config.steps if config.t_end_counts == "steps" else config.updates
     defaults = {
         "target_entropy": -float(config.action_dim),
-        "zeta0": 0.5,
+        "zeta0": LANE["zeta0"].default,
         "mask_interval": config.mask_interval,
         "t_end": last,
-        "random_growth": False,
-        "n": 2 if config.algo == "sac" else 3,
+        "random_growth": LANE["random_growth"].default,
+        "n": LANE["n"].default_of(config.algo),
         "buffer_interval": config.buffer_interval,
-        "trim_ratio": 0.1,
-        "b_min": max(min(100_000, config.capacity // 10), config.n_max * config.num_envs),
+        "trim_ratio": LANE["trim_ratio"].default,
         "b_max": config.capacity,
         "tiny": False,
     }
-    given = {k: v for k, v in dataclasses.asdict(lane).items() if v is not None}
-    filled = Lane(**{**defaults, **method, **given, **forced})
+    given = {f.name: getattr(lane, f.name) for f in dataclasses.fields(lane)}
+    given = {k: v for k, v in given.items() if v is not None}
+    fields = {**defaults, **method, **given, **forced}
+    filled = Lane(**{"b_min": _default_b_min(config, fields), **fields})
     checks.check_lane(config, filled)
     return filled
+
+
+def _default_b_min(config: Config, fields: dict[str, Any]) -> int:
+    """A tenth of B_max as in the paper, with room for one n-step window."""
+    b_max, n = fields["b_max"], fields["n"]
+    if not all(isinstance(x, int | np.integer) for x in (b_max, n)):
+        return 0  # `check_lane` rejects these
+    return max(min(LANE["b_min"].default, int(b_max) // 10), int(n) * config.num_envs)
 
 
 class Hyper(NamedTuple):

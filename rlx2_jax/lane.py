@@ -17,6 +17,7 @@ from rlx2_jax import buffer, forms, networks, sac, td3
 from rlx2_jax.agent import switched_n
 from rlx2_jax.branch import every
 from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.options import NEVER
 from rlx2_jax.prng import THREEFRY
 from rlx2_jax.topology import Schedule
 from rlx2_jax.types import Array, Masks, Transition
@@ -277,7 +278,7 @@ def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper)
         evolutions[name] += (count % delay == 0) & own.due(count // delay)
         live = getattr(agent, name).masks
         ever[name] = every(
-            config.mask_interval * delay,
+            min(config.mask_interval * delay, NEVER),
             count,
             lambda ever: jax.tree.map(jnp.bitwise_or, ever, _bits(live)),  # noqa: B023
             ever[name],

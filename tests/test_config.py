@@ -79,6 +79,24 @@ def test_sac_of_the_released_code_has_other_bounds():
     assert config.lane_preset("reference", "td3") == config.lane_preset("paper", "sac") == {}
 
 
+def test_sac_has_its_own_intervals_however_it_is_made():
+    direct = Config("sac", 11, 3)
+    assert direct == SAC and Config("td3", 11, 3) == TD3
+    assert (direct.policy_delay, direct.target_interval, direct.n_max) == (1, 1, 2)
+    assert Config("sac", 11, 3, policy_delay=2).policy_delay == 2
+    with pytest.raises(ValueError, match="policy_delay=0: use a whole number of at least 1"):
+        Config("sac", 11, 3, policy_delay=0)
+
+
+def test_b_min_follows_b_max_and_not_the_capacity():
+    short = config.make("td3", 11, 3, steps=300_000, capacity=300_000)
+    lane = config.resolve(short, Lane(b_max=1_000_000))
+    assert (lane.b_min, lane.b_max) == (100_000, 1_000_000)
+    assert config.resolve(TD3, Lane(b_max=50_000)).b_min == 5_000
+    with pytest.raises(ValueError, match="b_max=1000000: use at most capacity=299999"):
+        config.resolve(dataclasses.replace(short, capacity=299_999), Lane(b_max=1_000_000))
+
+
 def test_explicit_fields_win_over_presets():
     cfg = config.make("sac", 11, 3, name="paper", trim="ratio", policy_delay=4)
     assert cfg.trim == "ratio" and cfg.policy_delay == 4
@@ -168,8 +186,16 @@ def test_a_config_is_a_static_argument():
         ({"warmup": 3_000_000}, r"warmup=3000000: use .* below steps=3000000"),
         ({"warmup": -1}, r"warmup=-1"),
         ({"warmup": 1.5}, r"warmup=1.5: use a whole number"),
-        ({"steps": 2**31}, r"steps=2147483648 .* counted up to 2,147,483,647: use fewer"),
+        ({"steps": 2**31}, r"steps=2147483648: use .* at most 2147483647"),
         ({"updates_per_step": 1000}, r"2,975,000,000 updates"),
+        ({"updates_per_step": 10**6}, r"updates_per_step=1000000: use .* at most 65536"),
+        ({"hidden": (8,) * 33}, r"at most 32 layers"),
+        ({"hidden": "abc"}, r"hidden=abc: give at least one layer"),
+        ({"hidden": ("a",)}, r"hidden=\('a',\): for each layer, use a whole number"),
+        ({"capacity": 2**31}, r"capacity=2147483648: use .* at most 2147483647"),
+        ({"steps": 2**31 - 1, "num_envs": 4}, r"counted up to 2,147,483,647: use fewer"),
+        ({"steps": 10, "warmup": 9, "num_envs": 4, "capacity": 99}, r"use at least steps=13"),
+        ({"trim_full": "yes"}, r"trim_full='yes': use true or false"),
     ],
 )
 def test_bad_configs(fields, message):
@@ -195,8 +221,8 @@ def test_unknown_names():
         ({"learning_rate": math.nan}, r"learning_rate=nan: .* must be finite"),
         ({"d0": math.inf}, r"d0=inf: .* must be finite"),
         ({"actor_sparsity": math.nan}, r"actor_sparsity=nan"),
-        ({"actor_sparsity": 1.0}, r"sparsity 1.0 is not in \[0, 1\)"),
-        ({"critic_sparsity": (0.5, -0.1, 0.5)}, r"sparsity -0.1 is not in"),
+        ({"actor_sparsity": 1.0}, r"actor_sparsity=1.0: use a value in \[0, 1\)"),
+        ({"critic_sparsity": (0.5, -0.1, 0.5)}, r"critic_sparsity=-0.1: use a value in"),
         ({"distribution": "magic"}, r"distribution='magic': use one of .*'erk'"),
         ({"discount": 1.01}, r"discount=1.01: use a value in \[0, 1\]"),
         ({"tau": -0.1}, r"tau=-0.1: use a value in \[0, 1\]"),
@@ -212,6 +238,14 @@ def test_unknown_names():
         ({"b_max": 2_000_000}, r"b_max=2000000: use at most capacity=1000000"),
         ({"b_max": 2}, r"b_max=2: .* at least 3 for windows of n=3"),
         ({"b_min": 2_000, "b_max": 1_000}, r"b_min=2000 must be between 0 and b_max=1000"),
+        ({"t0": 2**31}, r"t0=2147483648: use .* at most 2147483647"),
+        ({"t0": 1.5}, r"t0=1.5: use a whole number"),
+        ({"seed": 2**31}, r"seed=2147483648: use .* at most 2147483647"),
+        ({"d0": 1e39}, r"d0=1e\+39: a hyper-parameter is a 32-bit float"),
+        (
+            {"actor_sparsity": 0.9999999},
+            r"actor_sparsity=0.9999999 with hidden=.* every layer needs one",
+        ),
         ({"b_min": 0}, r"b_min=0 lets trimming leave no window of n=3 .* use at least 3"),
     ],
 )

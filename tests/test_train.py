@@ -1,10 +1,14 @@
 """The launcher's flags: what they make, and what they refuse."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from absl import flags
 
-from experiments import runs, train
+from experiments import runs, setting_flags, train
 from experiments.runs import SettingError
+from rlx2_jax.config import Config, Lane
 
 pytestmark = pytest.mark.fast
 
@@ -58,6 +62,64 @@ def test_intervals_of_one_program_are_the_gcd(parse):
     assert [x.mask_interval for x in run.lanes] == [400, 1000]
 
 
+def test_lanes_that_never_evolve_do_not_make_the_branch_interval_smaller(parse):
+    run = train.make_run(parse("--env=Hopper-v5", f"--mask_interval=400,{2**31 - 1}"))
+    assert run.config.mask_interval == 400
+    assert [x.mask_interval for x in run.lanes] == [400, 2**31 - 1]
+
+
+def test_short_runs_keep_the_buffer_bounds(parse):
+    run = train.make_run(parse("--env=Hopper-v5", "--steps=300000"))
+    (lane,) = run.lanes
+    assert run.config.capacity == 300_000  # memory: no more is ever held
+    assert (lane.b_min, lane.b_max) == (100_000, 1_000_000)
+    small = train.make_run(parse("--env=Hopper-v5", "--capacity=50000"))
+    assert (small.lanes[0].b_min, small.lanes[0].b_max) == (5_000, 50_000)
+    sac = parse("--env=Hopper-v5", "--algo=sac", "--preset=reference", "--capacity=50000")
+    assert train.make_run(sac).lanes[0].b_max == 50_000
+    with pytest.raises(ValueError, match="b_max=1000: use at most capacity=500"):
+        train.make_run(parse("--env=Hopper-v5", "--capacity=500", "--b_max=1000"))
+
+
+def test_every_setting_has_a_flag(parse):
+    values = parse("--trim_full=false", "--t_end_counts=steps", "--t_end=7", "--target_noise=0.3")
+    settings = setting_flags.choices(values)
+    assert settings == {"trim_full": False, "t_end_counts": "steps"}
+    assert setting_flags.lane_axes(values) == {
+        "method": ["rlx2"],
+        "t_end": [7],
+        "target_noise": [0.3],
+    }
+    # What decides shapes, names files or is derived from other settings has none.
+    derived = {"tiny", "execution", "name", "weights", "masks", "expert", "seed"}
+    assert {f.name for f in dataclasses.fields(Lane)} - derived <= set(values)
+    derived = {"obs_dim", "action_dim", "updates_per_step", "n_max", "dtype", "links"}
+    assert {f.name for f in dataclasses.fields(Config)} - derived <= set(values)
+
+
+def test_other_commands_can_have_the_flags_of_lanes():
+    own = flags.FlagValues()
+    setting_flags.define_lane_flags(own)
+    setting_flags.define_choice_flags(own)
+    own(["sweep", "--zeta0=0.1,0.3", "--trim=until"])
+    values = own.flag_values_dict()
+    points = setting_flags.lane_points(setting_flags.lane_axes(values), 1)
+    assert points == [{"method": "rlx2", "zeta0": 0.1}, {"method": "rlx2", "zeta0": 0.3}]
+    assert setting_flags.choices(values) == {"trim": "until"}
+
+
+def test_settings_without_effect_are_reported_at_the_start_and_by_the_dry_run(parse, capsys):
+    values = parse("--env=Hopper-v5", "--steps=300000", "--method=dense,rlx2", "--seeds=3")
+    text = runs.describe(train.make_run(values))
+    assert text.count("t0=300000 is never reached") == 1
+    assert "3 lanes" not in text and "lane 3, 4, 5 (rlx2): t0" in text
+    train.set_up(values, Path("runs/none"))
+    errors = capsys.readouterr().err
+    assert errors.startswith("warning: lane 3, 4, 5 (rlx2): t0=300000 is never reached")
+    train.set_up(parse("--demo"), Path("runs/none"))
+    assert not capsys.readouterr().err
+
+
 def test_presets(parse):
     run = train.make_run(parse("--env=Hopper-v5", "--algo=sac", "--preset=reference"))
     assert run.lanes[0].n == 3 and run.lanes[0].b_max == 3_000_000
@@ -86,15 +148,62 @@ def test_dry_run_tells_lanes_memory_and_disk(parse):
     ("args", "message"),
     [
         (["--env=Hoper-v5"], "Hopper"),
-        (["--env=Hopper-v5", "--method=rlx3"], "unknown method 'rlx3'"),
-        (["--env=Hopper-v5", "--actor_sparsity=1.5"], r"not in \[0, 1\)"),
-        (["--env=Hopper-v5", "--learning_rate=nan"], "finite"),
-        (["--env=Hopper-v5", "--zeta0=abc"], "--zeta0=abc"),
+        (["--method=rlx3"], r"--method=rlx3: 'rlx3': use one of \('dense', "),
+        (["--method="], "--method=: the list is empty: use one of"),
+        (["--method=rlx2, rlx2"], "rlx2 is given twice"),
+        (["--zeta0=0.5,0.50"], "0.5 is given twice"),
+        (["--actor_sparsity=1.5"], r"--actor_sparsity=1.5: '1.5': use a value in \[0, 1\)"),
+        (["--learning_rate=nan"], "--learning_rate=nan: .* finite"),
+        (["--d0=1e400"], "--d0=1e400: .* finite"),
+        (["--zeta0=abc"], "--zeta0=abc"),
+        (["--n="], "--n=: the list is empty: use a whole number"),
+        (["--hidden="], "--hidden=: the list is empty"),
+        (["--hidden=abc"], "--hidden=abc: 'abc': use a whole number"),
+        (["--hidden=1000000,1000000"], "--hidden=1000000,1000000: a lane needs about .* GB"),
+        (["--batch_size=1000000000"], "--batch_size=1000000000: a lane needs about"),
+        (["--batch_size=1000000000000"], "--batch_size=1000000000000: use .* at most 2147483647"),
+        (["--episodes=60000"], "--episodes=60000: a lane needs about"),
+        (["--capacity=2000000000"], "--capacity=2000000000: a lane needs about"),
+        (["--capacity=0"], "--capacity=0: use a whole number of at least 1"),
+        (["--mask_interval=0"], "--mask_interval=0: '0': use a whole number of at least 1"),
+        (["--buffer_interval=0"], "--buffer_interval=0: '0': use a whole number of at least 1"),
+        (["--t0=99999999999"], "--t0=99999999999: .* at most 2147483647"),
+        (["--first_seed=2147483648"], "--first_seed=2147483648: use .* at most 2147483647"),
+        (["--first_seed=2147483647", "--seeds=2"], "use a --first_seed of at most 2147483646"),
+        (["--seeds=1000000000000"], "--seeds=1000000000000: use .* at most 1024"),
+        (
+            ["--seeds=1024", "--n=1,2"],
+            r"2,048 lanes from --n \(2\), --seeds=1024: .* at most 1,024",
+        ),
+        (["--utd=nan"], "--utd=nan: .* finite"),
+        (["--utd=inf"], "--utd=inf: .* finite"),
+        (["--utd=1e30"], "--utd=1e.30 x --num_envs=1 is 1e.30 updates per time step"),
+        (["--trim_full=maybe"], "--trim_full=maybe: use true or false"),
+        (["--mask_init=best"], "--mask_init=best: use one of"),
         (["--env=Hopper-v5", "--warmup=9", "--steps=9"], "warmup"),
         (["--env=Hopper-v5", "--utd=0.5"], "--utd=0.5"),
         (["--env=CartPole-v1"], "continuous"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(parse, args, message):
-    with pytest.raises((ValueError, SettingError), match=message):
+    with pytest.raises((ValueError, flags.Error), match=message):
         train.make_run(parse(*args))
+
+
+def test_the_directory_is_checked_before_the_start(parse, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    values = parse("--env=Hopper-v5", "--capacity=1000")
+    for logdir, message in (
+        (tmp_path, "already holds a run"),
+        (tmp_path / "file" / "run", "not a directory that can be written to"),
+        (tmp_path / ("x" * 5000), "File name too long"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            train.set_up(values, logdir)
+    with pytest.raises(SettingError, match="--logdir= is empty"):
+        train.default_logdir(parse("--logdir="))
+    with pytest.raises(SettingError, match=r"--warmup=25000 gives fewer steps than .* n=50000"):
+        train.set_up(parse("--n=50000"), tmp_path / "new")
+    with pytest.raises(SettingError, match=r"or --keep \(now 2147483647\)"):
+        train.set_up(parse("--env=Hopper-v5", "--keep=2147483647"), tmp_path / "new")

@@ -23,6 +23,7 @@ __all__ = [
     "check_import",
     "make_device",
     "make_host",
+    "time_limit",
 ]
 
 HOST_BACKENDS = ("gymnasium", "envpool")
@@ -55,6 +56,11 @@ def make_device(name: str, backend: str = "brax", **options: Any) -> "DeviceEnv"
     from rlx2_jax.envs import brax
 
     return brax.make(name, **options)
+
+
+def time_limit(backend: str, steps: int) -> dict[str, int]:
+    """The option that limits episodes to `steps`, as the backend's `make` takes it."""
+    return {"episode_length" if backend in DEVICE_BACKENDS else "max_episode_steps": steps}
 
 
 def _import_probes(env_id: str) -> Any:

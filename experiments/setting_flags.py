@@ -1,0 +1,146 @@
+"""Flags of every setting in the option table, and what their values make.
+
+Settings of lanes take comma-separated lists, of which every combination is a lane. Settings of a
+program or a run take one value.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from experiments.settings import SettingError
+from rlx2_jax import config as configs
+from rlx2_jax.option_table import CHOICES, CONFIG, LANE, MAX_LANES, RUN
+from rlx2_jax.options import NEVER, Option
+
+flags.disclaim_key_flags()  # the flags belong to the command that defines them
+
+LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
+# Without a default of their own: the preset, the algorithm or other settings decide.
+_OPEN = (*CHOICES, "capacity", "policy_delay", "target_interval", "oldest_k")
+
+
+class _Parser(flags.ArgumentParser):
+    """One value, or a list, of an option."""
+
+    def __init__(self, option: Option, *, several: bool, distinct: bool = False):
+        self.option, self.several, self.distinct = option, several, distinct
+        self.syntactic_help = _syntax(option)
+
+    def parse(self, argument: Any) -> Any:
+        if not isinstance(argument, str):  # a default
+            return argument
+        if not self.several:
+            return self.option.parse(argument)
+        if not argument.strip():
+            raise ValueError(f"the list is empty: {self.option.rule}")
+        values = []
+        for text in argument.split(","):
+            try:
+                values.append(self.option.parse(text))
+            except ValueError as error:
+                raise ValueError(f"{text.strip()!r}: {error}") from error
+        if self.distinct and len(set(values)) < len(values):
+            twice = next(x for x in values if values.count(x) > 1)
+            raise ValueError(f"{twice} is given twice and would make equal lanes: give it once")
+        return values
+
+    def flag_type(self) -> str:
+        return f"list of {self.option.kind}" if self.several else self.option.kind
+
+
+class _Serializer(flags.ArgumentSerializer):
+    def serialize(self, value: Any) -> str:
+        values = value if isinstance(value, list | tuple) else [value]
+        return ",".join(str(x).lower() if isinstance(x, bool) else str(x) for x in values)
+
+
+def define_lane_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """A list flag for every setting of a lane."""
+    for option in LANE_FLAGS:
+        default = [option.default] if option.name == "method" else None
+        _define(option, default, values, several=True, distinct=True)
+
+
+def define_choice_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """A flag for every choice that presets make."""
+    for option in CHOICES.values():
+        _define(option, None, values)
+
+
+def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """A flag for every other setting of a program or a run."""
+    for option in (*CONFIG.values(), *RUN.values()):
+        if option.flag and option.name not in CHOICES and option.name != "algo":
+            default = None if option.name in _OPEN else option.default
+            _define(option, default, values, several=option.name == "hidden")
+
+
+def lane_axes(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The lists that were given, by the field of `Lane`; all combinations of them are lanes."""
+    given = {option.name: values.get(option.name) for option in LANE_FLAGS}
+    return {name: list(axis) for name, axis in given.items() if axis is not None}
+
+
+def lane_points(axes: Mapping[str, Sequence[Any]], seeds: int) -> list[dict[str, Any]]:
+    """All combinations of lists; refuses too many before it makes them."""
+    count = seeds * math.prod(len(axis) for axis in axes.values())
+    if count > MAX_LANES:
+        lists = [f"--{name} ({len(axis)})" for name, axis in axes.items() if len(axis) > 1]
+        raise SettingError(
+            f"{count:,} lanes from {', '.join([*lists, f'--seeds={seeds}'])}: a run has at most "
+            f"{MAX_LANES:,}; use several runs, with --first_seed or shorter lists"
+        )
+    return [dict(zip(axes, point)) for point in itertools.product(*axes.values())]
+
+
+def choices(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The choices that were given, as fields of `Config`."""
+    names = (*CHOICES, "policy_delay", "target_interval", "oldest_k")
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.Lane]:
+    """The lanes that flags make, seeds innermost; `fields` are below them, above the preset."""
+    first, seeds = values["first_seed"], values["seeds"]
+    if first + seeds - 1 > NEVER:
+        raise SettingError(
+            f"--first_seed={first} with --seeds={seeds}: seeds go up to {NEVER}, use a "
+            f"--first_seed of at most {NEVER - seeds + 1}"
+        )
+
+    def lane(point: dict[str, Any], seed: int) -> configs.Lane:
+        preset = configs.lane_preset(values["preset"], values["algo"], point["method"])
+        capacity = values.get("capacity")
+        if capacity is not None and capacity < preset.get("b_max", 0):
+            preset = {k: v for k, v in preset.items() if k not in ("b_min", "b_max")}
+        return configs.Lane(**{**preset, **fields, **point, "seed": seed})
+
+    points = lane_points(lane_axes(values), seeds)
+    return [lane(point, seed) for point in points for seed in range(first, first + seeds)]
+
+
+def _define(option: Option, default: Any, values: flags.FlagValues, **parser: bool) -> None:
+    several = parser.get("several", False)
+    about = f"{option.about[0].upper()}{option.about[1:]}."
+    if default is None and option.name in CHOICES:
+        about += " Overrides the preset (docs/presets.md)."
+    if parser.get("distinct"):
+        about += " A comma-separated list makes lanes."
+    flags.DEFINE(
+        _Parser(option, several=several, distinct=parser.get("distinct", False)),
+        option.name,
+        list(default) if isinstance(default, tuple) else default,
+        about,
+        flag_values=values,
+        serializer=_Serializer(),
+    )
+
+
+def _syntax(option: Option) -> str:
+    if option.kind == "choice":
+        return f"One of {', '.join(option.allowed)}."
+    return option.rule.removeprefix("use ").capitalize() + "."

@@ -1,0 +1,126 @@
+"""One setting: its kind, what it may be, and its defaults.
+
+`option_table` lists all settings. Validation (`checks`), the launcher's flags and docs/presets.md
+are derived from it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+NEVER = 2**31 - 1  # the largest int32: an interval or a threshold that no run reaches
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A setting of a `Config`, a `Lane` or a `Run`.
+
+    Attributes:
+      kind: `choice`, `bool`, `int` (32 bits) or `float` (32 bits).
+      about: one phrase, for `--help` and the documentation.
+      default: a value, or one for each algorithm. None: computed from other settings.
+      allowed: of a choice.
+      least, most: inclusive bounds; `below` is an exclusive upper bound.
+      paper, reference: what these presets choose, if not the default; may depend on the algorithm.
+      meanings: what values stand for, where their names do not say it.
+      note: explains the default.
+      flag: whether the launcher has a flag of this name.
+    """
+
+    name: str
+    kind: str
+    about: str
+    default: Any = None
+    allowed: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
+    paper: Any = None
+    reference: Any = None
+    meanings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    flag: bool = True
+
+    def default_of(self, algo: str) -> Any:
+        """The default under one algorithm."""
+        return _by_algorithm(self.default, algo)
+
+    def preset_of(self, preset: str, algo: str) -> Any:
+        """What a preset chooses, None where it leaves the default."""
+        own = {"paper": self.paper, "reference": self.reference}.get(preset)
+        return _by_algorithm(own, algo)
+
+    @property
+    def rule(self) -> str:
+        """What is allowed, as the end of an error message."""
+        if self.kind == "choice":
+            return f"use one of {self.allowed}"
+        if self.kind == "bool":
+            return "use true or false"
+        if self.kind == "int":
+            most = NEVER if self.most is None else int(self.most)
+            return f"use a whole number of at least {self.least or 0:g} and at most {most}"
+        if self.below is not None:
+            return f"use a value in [{self.least:g}, {self.below:g})"
+        if self.most is not None:
+            return f"use a value in [{self.least:g}, {self.most:g}]"
+        return (
+            "use a finite number"
+            if self.least is None
+            else f"use a value of at least {self.least:g}"
+        )
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError where `value` is not allowed."""
+        if problem := self.problem(value):
+            raise ValueError(f"{self.name}={value!r}: {problem}")
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` stands for; raises ValueError with the rule alone."""
+        text = text.strip()
+        try:
+            value = _PARSERS[self.kind](text)
+        except (ValueError, KeyError):
+            raise ValueError(self.rule) from None
+        if problem := self.problem(value):
+            raise ValueError(problem)
+        return value
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value, None if nothing."""
+        if self.kind == "choice":
+            return None if isinstance(value, str) and value in self.allowed else self.rule
+        if self.kind == "bool":
+            return None if isinstance(value, bool | np.bool_) else self.rule
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+            return self.rule
+        if self.kind == "int":
+            most = NEVER if self.most is None else self.most
+            whole = isinstance(value, int | np.integer)
+            return None if whole and (self.least or 0) <= value <= most else self.rule
+        if not math.isfinite(value):
+            return "a hyper-parameter must be finite"
+        if abs(value) > LARGEST_FLOAT:
+            return f"a hyper-parameter is a 32-bit float, of at most {LARGEST_FLOAT:.3g}"
+        inside = self.least is None or value >= self.least
+        inside = inside and (self.most is None or value <= self.most)
+        inside = inside and (self.below is None or value < self.below)
+        return None if inside else self.rule
+
+
+_PARSERS: dict[str, Any] = {
+    "choice": str,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": int,
+    "float": float,
+}
+
+
+def _by_algorithm(value: Any, algo: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(algo) if isinstance(algo, str) else None
+    return value

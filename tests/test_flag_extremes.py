@@ -1,0 +1,138 @@
+"""Extreme flags: no traceback, an answer within seconds, and what a dry run accepts starts."""
+
+import collections
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import extremes
+import pytest
+from absl import app, flags
+
+from experiments import train
+
+LIMIT = 5.0  # seconds, without the import of the package
+
+
+@pytest.fixture
+def dry_run(capsys, monkeypatch, tmp_path):
+    """`dry_run(args)` gives the outcome (`accepted`, `flag`, `setting`) and its message."""
+    monkeypatch.chdir(tmp_path)
+    saved = flags.FLAGS.flag_values_dict()
+
+    def run(args: list[str]) -> tuple[str, str]:
+        flags.FLAGS.unparse_flags()
+        for name in flags.FLAGS:
+            flags.FLAGS[name].unparse()
+        begun = time.perf_counter()
+        try:
+            code = train.main(flags.FLAGS(["train", *args, "--dry_run"]))
+        except (flags.Error, app.UsageError) as error:  # app.run prints these with the usage
+            capsys.readouterr()
+            return "flag", str(error)
+        assert time.perf_counter() - begun < LIMIT
+        out, err = capsys.readouterr()
+        if code == 0:
+            assert "lanes in" in out
+            return "accepted", out
+        assert code == 2 and err.startswith("error: "), (code, err)
+        return "setting", err
+
+    yield run
+    for name, value in saved.items():
+        flags.FLAGS[name].value = value
+
+
+def check(dry_run, commands) -> dict[str, list[list[str]]]:
+    """Runs all of them dry; command lines by outcome."""
+    found, slowest, wrong = collections.defaultdict(list), (0.0, []), []
+    for args in commands:
+        begun = time.perf_counter()
+        try:
+            outcome, message = dry_run(args)
+        except Exception as error:
+            wrong.append((args, repr(error)))
+            continue
+        slowest = max(slowest, (time.perf_counter() - begun, args))
+        found[outcome].append(args)
+        if outcome != "accepted" and not _helps(args, message):
+            wrong.append((args, message))
+    counts = {k: len(v) for k, v in found.items()}
+    print(f"{counts}; slowest {slowest[0]:.2f} s: {slowest[1]}")
+    assert not wrong, "\n".join(map(str, wrong))
+    return found
+
+
+def _helps(args: list[str], message: str) -> bool:
+    """Whether a message names a flag that was given, or what several of them add up to."""
+    names = [arg.split("=")[0].removeprefix("--") for arg in args]
+    return any(x in message for x in [*names, "capacity", "lanes"]) and not any(
+        x in message for x in ("Traceback", "these settings fail")
+    )
+
+
+@pytest.mark.fast
+def test_some_extremes(dry_run):
+    every = list(extremes.singles())
+    some = random.Random(1).sample(every, 60) + list(extremes.combinations(60, seed=1))
+    found = check(dry_run, some)
+    assert min(len(found[k]) for k in ("accepted", "flag", "setting")) >= 5
+
+
+@pytest.mark.slow
+def test_all_extremes(dry_run):
+    found = check(dry_run, extremes.singles())
+    assert sum(map(len, found.values())) > 1500 and len(found["accepted"]) > 200
+    found = check(dry_run, extremes.combinations(600, seed=2))
+    assert sum(map(len, found.values())) == 600 and len(found["accepted"]) > 60
+
+
+@pytest.mark.slow
+def test_some_extremes_as_commands(tmp_path):
+    """With what surrounds `main`: the parsing of flags and the exit code."""
+    for args in itertools.islice(extremes.combinations(20, seed=3), 20):
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "experiments.train", *args, "--dry_run"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+        assert "Traceback" not in done.stderr, (args, done.stderr)
+        assert done.returncode in (0, 1, 2), (args, done.stderr)
+        assert time.monotonic() - begun < LIMIT + 10, args  # and the import, on a busy machine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_what_a_dry_run_accepts_also_starts(dry_run, tmp_path, part):
+    accepted = check(dry_run, extremes.combinations(600, seed=2))["accepted"]
+    for i, args in enumerate(random.Random(part).sample(accepted, 5)):
+        code, errors = start(args, tmp_path / str(i))
+        assert "Traceback" not in errors, (args, errors)
+        assert code in (0, 128 + signal.SIGTERM), (args, code, errors)
+
+
+def start(args: list[str], directory: Path, patience: float = 120.0) -> tuple[int, str]:
+    """Starts a run and ends it with SIGTERM once it has learned for a while; exit code, stderr."""
+    args = [x for x in args if not x.startswith("--logdir")]
+    directory.mkdir(parents=True)
+    command = [sys.executable, "-m", "experiments.train", f"--logdir={directory / 'run'}", *args]
+    log = directory / "stderr"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=file, env=dict(os.environ)
+        )
+        deadline = time.monotonic() + patience
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            metrics = directory / "run" / "metrics.csv"
+            if metrics.exists() and len(metrics.read_text().splitlines()) > 1:
+                break
+        if process.poll() is None:
+            process.terminate()
+        code = process.wait(timeout=300)
+    return code, log.read_text(errors="replace")
