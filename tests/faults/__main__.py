@@ -14,7 +14,7 @@ from pathlib import Path
 from . import inject, memory, parts, report
 from .campaign import campaign
 
-COUNTS = {"kills": 120, "damage": 400, "errors": 200}
+COUNTS = {"kills": 200, "damage": 400, "errors": 200}
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -1,8 +1,6 @@
 """The runs that faults are injected into: small, with every mechanism at work."""
 
 import dataclasses
-import hashlib
-import json
 import re
 import shutil
 import signal
@@ -86,11 +84,11 @@ class Reference:
     ended: Ended
 
 
-def reference(case: Case, server: Server, store: Path) -> Reference:
-    """Runs `case` undisturbed in `store`, once for the second time that programs are compiled."""
-    stamp = hashlib.sha256(json.dumps([case.flags, case.module]).encode()).hexdigest()[:8]
-    directory = store / f"{case.name}-{stamp}"
-    for _ in range(2):  # times and logs are of a run that compiles nothing
+def reference(case: Case, server: Server, store: Path, *, warm: bool = True) -> Reference:
+    """Runs `case` undisturbed in `store`; twice to `warm` the cache, so that the times and calls
+    are those of a run that compiles nothing."""
+    directory = store / case.name
+    for _ in range(1 + warm):
         shutil.rmtree(directory, ignore_errors=True)
         ended = server.run(case.module, case.start(directory), directory, timeout=600)
         if ended.code != 0:
@@ -103,7 +101,10 @@ _WARNING = re.compile(
     r"|incomplete|not match|falling back|previous checkpoint",
     re.I,
 )
-_NORMAL = re.compile(r"^(step [\d,]+/|\d+ lanes, writing|resumed at step|\[\d+/\d+\] )")
+# Progress, and what libraries log for their developers: neither tells the user of a fault.
+_NORMAL = re.compile(
+    r"^(step [\d,]+/|\d+ lanes, writing|resumed at step|\[\d+/\d+\] |\w+:absl:|[IWEF]\d{4} )"
+)
 
 
 def warnings(stderr: str) -> list[str]:
@@ -112,16 +113,29 @@ def warnings(stderr: str) -> list[str]:
     return [line for line in lines if _WARNING.search(line) and not _NORMAL.match(line)]
 
 
+def traceback_shown(ended: Ended) -> bool:
+    """Whether the command printed a Python traceback, from whichever thread."""
+    return "Traceback (most recent call last)" in ended.stderr + ended.stdout
+
+
 def complaint(ended: Ended) -> str | None:
-    """What is wrong with the way a command ended, whatever its results: or None."""
+    """What is wrong with the way a command ended, whatever its results: or None.
+
+    A traceback of a command that went on to its end (a library logs them) is left to the caller.
+    """
     if ended.code is None:
         return "hang"
-    if "Traceback (most recent call last)" in ended.stderr + ended.stdout:
+    if ended.code != 0 and traceback_shown(ended):
         return "traceback"
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
         return f"crash ({name})"
     return None
+
+
+def settled(outcome: str, *commands: Ended) -> str:
+    """`outcome`, or `noise` where one of the commands showed a traceback on the way to it."""
+    return "noise" if any(map(traceback_shown, commands)) else outcome
 
 
 def rejected(ended: Ended) -> bool:

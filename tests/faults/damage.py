@@ -11,7 +11,7 @@ from pathlib import Path
 from . import cases, compare, inject
 from .cases import Reference
 from .process import Ended, Pool, Server
-from .report import Outcome
+from .report import Outcome, Verdict
 
 
 def _flip(path: Path, chance: random.Random) -> None:
@@ -139,36 +139,39 @@ def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
     shutil.copytree(trial.source.directory, directory)
     DAMAGES[trial.damage](directory / trial.file, random.Random(trial.name))
     with pool.server() as server:
-        outcome, detail = _judge(trial, server, directory)
-    if outcome in ("exact", "warned", "rejected"):
+        verdict = _judge(trial, server, directory)
+    if verdict.good:
         shutil.rmtree(directory, ignore_errors=True)
     row = f"{trial.source.name.split()[0]}: {inject.kind_of(trial.file)}"
-    return Outcome(row, trial.damage, outcome, trial.name, detail)
+    return Outcome(row, trial.damage, verdict.outcome, trial.name, *verdict[1:])
 
 
-def _judge(trial: Trial, server: Server, directory: Path) -> tuple[str, str]:
+def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     case, reference = trial.source.reference.case, trial.source.reference.directory
+    commands = []
     if trial.source.finished:
         ended = _read(trial, server, directory)
         wrong = cases.complaint(ended)
         if wrong or ended.code not in (0, 1, 2):
-            return f"reader {wrong or ended.code}", cases.last_words(ended)
+            return Verdict(f"reader {wrong or ended.code}", cases.last_words(ended))
+        commands.append(ended)
     arguments = case.start(directory)
     if case.module == "experiments.train":
         arguments = ["--resume", f"--logdir={directory}"]
     ended = server.run(case.module, arguments, directory)
     wrong = cases.complaint(ended)
     if wrong:
-        return wrong, cases.last_words(ended)
+        return Verdict(wrong, cases.last_words(ended))
+    commands.append(ended)
     if cases.rejected(ended):
-        return "rejected", cases.last_words(ended, 1)
+        return Verdict(cases.settled("rejected", *commands), cases.last_words(ended, 1))
     if ended.code != 0:
-        return f"exit {ended.code}", cases.last_words(ended)
+        return Verdict(f"exit {ended.code}", cases.last_words(ended))
     found = compare.differences(directory, reference)
     told = cases.warnings(ended.stderr)
     if found:
-        return "silent" if not told else "differs", "; ".join(found + told[:2])
-    return ("warned" if told else "exact"), "; ".join(told[:2])
+        return Verdict("differs" if told else "silent", "; ".join(found + told[:2]))
+    return Verdict(cases.settled("warned" if told else "exact", *commands), "; ".join(told[:2]))
 
 
 def _read(trial: Trial, server: Server, directory: Path) -> Ended:

@@ -1,23 +1,27 @@
-"""A disk that is really full: a small tmpfs, which gets room again when the run has ended."""
+"""A disk that is really full: another file takes the rest of a tmpfs once the run has begun."""
 
 import contextlib
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import cases, compare
 from .cases import Reference
-from .process import Server
-from .report import Outcome
+from .process import Ended, Server
+from .report import Outcome, Verdict
 
-SIZES = (60, 120, 240, 480)  # KiB; runs need about 600
+MEGABYTES = 64
+LEFT = (0, 40, 150, 400)  # KiB of room that the other file leaves
+PAUSE = 2.0  # seconds for which a disk is full that gets room again
 
 
 @contextlib.contextmanager
-def small_disk(directory: Path, kilobytes: int) -> Iterator[None]:
+def small_disk(directory: Path) -> Iterator[None]:
     """A tmpfs at `directory`; raises `PermissionError` where mounting is not allowed."""
     directory.mkdir(parents=True, exist_ok=True)
-    options = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(directory)]
+    options = ["-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(directory)]
     try:
         subprocess.run(["mount", *options], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -28,36 +32,61 @@ def small_disk(directory: Path, kilobytes: int) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(directory)], check=False, capture_output=True)
 
 
-def run(reference: Reference, server: Server, scratch: Path, kilobytes: int) -> Outcome:
+def _fill(mount: Path, left: int, freed: bool, over: threading.Event) -> None:
+    """Takes all room but `left` KiB when the first rows are there, and gives it back later."""
+    while not list(mount.glob("run/evaluations.csv")):
+        if over.wait(0.02):
+            return
+    filler = mount / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(65536))
+    with filler.open("r+b") as file:
+        file.truncate(max(0, filler.stat().st_size - left * 1024))
+    if freed and not over.wait(PAUSE):
+        filler.unlink()
+
+
+def run(reference: Reference, server: Server, scratch: Path, left: int, *, freed: bool) -> Outcome:
     """A run on a disk that fills up; it is resumed when there is room."""
-    mount = scratch / f"disk-{kilobytes}"
-    name = f"disk {reference.case.name} {kilobytes} KiB"
-    with small_disk(mount, kilobytes):
-        outcome, detail = _judge(reference, server, mount)
-    return Outcome("tmpfs", f"{kilobytes} KiB", outcome, name, detail)
+    mount = scratch / f"disk-{left}"
+    column = f"{left} KiB left" + (", freed" if freed else "")
+    with small_disk(mount):
+        verdict = _judge(reference, server, mount, left, freed)
+    name = f"disk {reference.case.name} {column}"
+    return Outcome("tmpfs", column, verdict.outcome, name, *verdict[1:])
 
 
-def _judge(reference: Reference, server: Server, mount: Path) -> tuple[str, str]:
+def _crowded(reference: Reference, server: Server, mount: Path, left: int, freed: bool) -> Ended:
+    over = threading.Event()
+    thread = threading.Thread(target=_fill, args=(mount, left, freed, over))
+    thread.start()
+    directory = mount / "run"
+    ended = server.run(reference.case.module, reference.case.start(directory), directory)
+    over.set()
+    thread.join()
+    (mount / "filler").unlink(missing_ok=True)
+    time.sleep(0.1)
+    return ended
+
+
+def _judge(reference: Reference, server: Server, mount: Path, left: int, freed: bool) -> Verdict:
     case, directory = reference.case, mount / "run"
-    ended = server.run(case.module, case.start(directory), directory)
+    ended = _crowded(reference, server, mount, left, freed)
     wrong = cases.complaint(ended)
-    if wrong:
-        return wrong, cases.last_words(ended)
-    if ended.code != 0 and not cases.rejected(ended):
-        return f"exit {ended.code}", cases.last_words(ended)
+    if wrong or ended.code != 0:
+        return Verdict(wrong or f"exit {ended.code}", cases.last_words(ended))
     found = compare.differences(directory, reference.directory)
     told = cases.warnings(ended.stderr)
-    if ended.code == 0:
-        unnamed = [x for x in found if Path(x.split()[0]).name not in ended.stderr]
-        if unnamed:
-            return "unreported", "; ".join(unnamed)
-    subprocess.run(["mount", "-o", "remount,size=64m", str(mount)], check=True)
+    unnamed = [x for x in found if Path(x.split()[0]).name not in ended.stderr]
+    if unnamed:
+        return Verdict("unreported", "; ".join(unnamed))
     again = server.run(case.module, case.proceed(directory), directory)
     wrong = cases.complaint(again)
     if wrong or again.code != 0:
-        return f"resume {wrong or again.code}", cases.last_words(again)
+        return Verdict(f"resume {wrong or again.code}", cases.last_words(again))
     still = compare.differences(directory, reference.directory)
     if still:
-        return "resume differs", "; ".join(still)
-    kind = "rejected" if ended.code else "reported" if found else "warned" if told else "exact"
-    return kind, "; ".join(told[:2])
+        return Verdict("resume differs", "; ".join(still))
+    outcome = "reported" if found else "warned" if told else "exact"
+    return Verdict(cases.settled(outcome, ended, again), "; ".join(told[:2]))

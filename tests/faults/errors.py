@@ -12,7 +12,7 @@ from pathlib import Path
 from . import cases, compare, inject
 from .cases import Reference
 from .process import Pool, Server
-from .report import Outcome
+from .report import Outcome, Verdict
 
 ERRORS = ("ENOSPC", "EIO")
 STRIDE = 40  # calls between two failures where many fail in one run
@@ -94,37 +94,38 @@ def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
     directory = scratch / f"error-{trial.number}"
     shutil.rmtree(directory, ignore_errors=True)
     with pool.server() as server:
-        outcome, detail = _judge(trial, server, directory)
-    if outcome in ("exact", "warned", "rejected", "reported"):
+        verdict = _judge(trial, server, directory)
+    if verdict.good:
         shutil.rmtree(directory, ignore_errors=True)
-    return Outcome(trial.row, trial.column, outcome, trial.name, detail)
+    return Outcome(trial.row, trial.column, verdict.outcome, trial.name, *verdict[1:])
 
 
-def _judge(trial: Trial, server: Server, directory: Path) -> tuple[str, str]:
+def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     case, reference = trial.reference.case, trial.reference.directory
     ended = server.run(case.module, case.start(directory), directory, rule=trial.rule)
+    faults = sum(call.action in ("fail", "short") for call in ended.calls)
     killed = ended.code == -9 and ",then=" in trial.rule
     wrong = None if killed else cases.complaint(ended)
     if wrong:
-        return wrong, cases.last_words(ended)
+        return Verdict(wrong, cases.last_words(ended), faults)
     told = cases.warnings(ended.stderr)
-    outcome = "warned" if told else "exact"
-    if cases.rejected(ended):
-        outcome = "rejected"
-    elif ended.code == 0:
+    outcome = "rejected" if cases.rejected(ended) else "warned" if told else "exact"
+    if ended.code == 0:
         found = compare.differences(directory, reference)
-        if found and trial.lasting:
-            unnamed = [x for x in found if Path(x.split()[0]).name not in ended.stderr]
-            if unnamed:
-                return "unreported", "; ".join(unnamed)
-            outcome = "reported"
-        elif found:
-            return "differs" if told else "silent", "; ".join(found + told[:2])
-    elif not killed:
-        return f"exit {ended.code}", cases.last_words(ended)
+        unnamed = [x for x in found if Path(x.split()[0]).name not in ended.stderr]
+        if unnamed and trial.lasting:
+            return Verdict("unreported", "; ".join(unnamed), faults)
+        if found and not trial.lasting:
+            text = "; ".join(found + told[:2])
+            return Verdict("differs" if told else "silent", text, faults)
+        outcome = "reported" if found else outcome
+    elif not killed and outcome != "rejected":
+        return Verdict(f"exit {ended.code}", cases.last_words(ended), faults)
     again = server.run(case.module, case.proceed(directory), directory)
     wrong = cases.complaint(again)
     if wrong or again.code != 0:
-        return f"resume {wrong or again.code}", cases.last_words(again)
+        return Verdict(f"resume {wrong or again.code}", cases.last_words(again), faults)
     found = compare.differences(directory, reference)
-    return ("resume differs", "; ".join(found)) if found else (outcome, "; ".join(told[:2]))
+    if found:
+        return Verdict("resume differs", "; ".join(found), faults)
+    return Verdict(cases.settled(outcome, ended, again), "; ".join(told[:2]), faults)

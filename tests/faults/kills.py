@@ -9,7 +9,7 @@ from pathlib import Path
 from . import cases, compare, inject
 from .cases import Reference
 from .process import Ended, Pool, Server
-from .report import Outcome
+from .report import Outcome, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +44,16 @@ def kinds(reference: Reference) -> list[tuple[str, str, int]]:
     return [(o, k, inject.matches(reference.ended.calls, o, k)) for o, k in found]
 
 
-def _at_write(reference: Reference, kind: tuple[str, str, int], chance: random.Random) -> Kill:
+def _at_write(kind: tuple[str, str, int], chance: random.Random) -> Kill:
     operation, pattern, count = kind
-    actions = ["kill", "killafter"] + ["killhalf"] * (operation in ("write", "writev", "pwrite"))
+    actions = ["kill", "killafter"] + ["killhalf"] * ("write" in operation)
     which = chance.randint(1, max(count, 1))
     return Kill(f"{chance.choice(actions)}@{operation}:{pattern}:{which}")
 
 
-def _at_time(reference: Reference, chance: random.Random) -> Kill:
+def _at_time(reference: Reference, chance: random.Random, earliest: float = 0.1) -> Kill:
     seconds = reference.ended.seconds
-    return Kill(signals=((chance.uniform(0.1, 1.0) * seconds, signal.SIGKILL),))
+    return Kill(signals=((chance.uniform(earliest, 1.0) * seconds, signal.SIGKILL),))
 
 
 def _signals(reference: Reference, chance: random.Random) -> list[tuple[str, Kill]]:
@@ -70,64 +70,84 @@ def _signals(reference: Reference, chance: random.Random) -> list[tuple[str, Kil
 
 
 def plan(references: list[Reference], count: int, seed: int) -> list[Trial]:
-    """`count` kills: every kind of write of every case in turn, then random times; and signals."""
+    """`count` kills: at every kind of write of all cases, at random times, and among the first
+    calls of a resumed run; and signals that ask the run to stop."""
     chance = random.Random(seed)
+    trials: list[Trial] = []
+
+    def add(reference: Reference, column: str, *kills: Kill) -> None:
+        trials.append(Trial(reference, kills, column, len(trials)))
+
+    resumes, times = count // 12, count // 5
+    writes = _spread(references, chance)
+    for i in range(count - times - 2 * resumes):
+        reference, kind = writes[i % len(writes)]
+        add(reference, "at a write", _at_write(kind, chance))
+    for i in range(resumes):
+        reference = references[i % len(references)]
+        again = Kill(f"{chance.choice(('kill', 'killhalf'))}@*:*:{chance.randint(1, 40)}")
+        add(reference, "while resuming", _at_time(reference, chance, 0.5), again)
+    while times > 0:
+        reference = references[len(trials) % len(references)]
+        number = min(times, chance.choice((1, 1, 2, 3)))
+        add(reference, "at a time", *(_at_time(reference, chance) for _ in range(number)))
+        times -= number
+    for reference in references[: count // 10]:
+        for column, kill in _signals(reference, chance):
+            add(reference, column, kill)
+    return trials
+
+
+def _spread(
+    references: list[Reference], chance: random.Random
+) -> list[tuple[Reference, tuple[str, str, int]]]:
+    """All kinds of writes of all cases, those first that no case before has had."""
     targets = [(r, kind) for r in references for kind in kinds(r)]
     chance.shuffle(targets)
-    seen: set[tuple[str, str]] = set()  # kinds that no case has had yet come first
-    first, rest = [], []
-    for target in targets:
-        key = target[1][:2]
-        (rest if key in seen else first).append(target)
+    first, rest, seen = [], [], set()
+    for reference, kind in targets:
+        # a sweep has the same files two levels down, beside its own
+        path = kind[1].split("/")[2 * (reference.case.module == "experiments.sweep") :]
+        key = (kind[0], *(path or kind[1]))
+        (rest if key in seen else first).append((reference, kind))
         seen.add(key)
-    at_writes = (first + rest)[: max(count * 2 // 3, min(len(first), count))]
-    trials = [
-        Trial(r, (_at_write(r, kind, chance),), "at a write", i)
-        for i, (r, kind) in enumerate(at_writes)
-    ]
-    left = count - len(trials)
-    while left > 0:
-        r = references[len(trials) % len(references)]
-        number = min(left, chance.choice((1, 1, 2, 3)))
-        kills = tuple(_at_time(r, chance) for _ in range(number))
-        trials.append(Trial(r, kills, "at a time", len(trials)))
-        left -= number
-    for r in references[: max(1, count // 10)]:
-        for column, kill in _signals(r, chance):
-            trials.append(Trial(r, (kill,), column, len(trials)))
-    return trials
+    return first + rest
 
 
 def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
     """Kills, resumes and compares one run."""
-    case = trial.reference.case
     directory = scratch / f"kill-{trial.seed}"
     shutil.rmtree(directory, ignore_errors=True)
     with pool.server() as server:
-        outcome, detail = _judge(trial, server, directory)
-    if outcome in ("exact", "warned"):
+        verdict = _judge(trial, server, directory)
+    if verdict.good:
         shutil.rmtree(directory, ignore_errors=True)
-    return Outcome(case.name, trial.column, outcome, f"kills {trial.name}", detail)
+    row = trial.reference.case.name
+    return Outcome(row, trial.column, verdict.outcome, f"kills {trial.name}", *verdict[1:])
 
 
-def _judge(trial: Trial, server: Server, directory: Path) -> tuple[str, str]:
-    case = trial.reference.case
-    told = ""
+def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
+    case, kills = trial.reference.case, 0
+    commands: list[Ended] = []
     for kill in trial.kills:
         arguments = case.proceed(directory)
         ended = server.run(case.module, arguments, directory, rule=kill.rule, signals=kill.signals)
-        told += ended.stderr
+        commands.append(ended)
+        kills += ended.code != 0
         wrong = _wrong_end(ended, trial)
         if wrong:
-            return wrong, cases.last_words(ended)
+            return Verdict(wrong, cases.last_words(ended), kills)
     ended = server.run(case.module, case.proceed(directory), directory)
-    told += ended.stderr
+    commands.append(ended)
     if cases.complaint(ended) or ended.code != 0:
-        return cases.complaint(ended) or f"exit {ended.code}", cases.last_words(ended)
+        wrong = cases.complaint(ended) or f"exit {ended.code}"
+        return Verdict(wrong, cases.last_words(ended), kills)
     found = compare.differences(directory, trial.reference.directory)
     if found:
-        return "differs", "; ".join(found)
-    return ("warned" if cases.warnings(told) else "exact"), "; ".join(cases.warnings(told)[:2])
+        return Verdict("differs", "; ".join(found), kills)
+    told = [line for command in commands for line in cases.warnings(command.stderr)]
+    outcome = cases.settled("warned" if told else "exact", *commands)
+    return Verdict(outcome, "; ".join(told[:2]), kills)
 
 
 def _wrong_end(ended: Ended, trial: Trial) -> str | None:
@@ -136,7 +156,7 @@ def _wrong_end(ended: Ended, trial: Trial) -> str | None:
         return None
     if trial.column.startswith("SIG"):
         number = signal.SIGTERM if "TERM" in trial.column else signal.SIGINT
-        if "Traceback" in ended.stderr:
+        if cases.traceback_shown(ended):
             return "traceback"
         return None if ended.code in (128 + number, -number) else f"exit {ended.code}"
     return cases.complaint(ended) or f"exit {ended.code}"

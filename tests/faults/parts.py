@@ -1,6 +1,8 @@
 """The parts of the campaign: which runs each attacks, and how."""
 
 import argparse
+import dataclasses
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -64,9 +66,9 @@ def run_disk(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
     found = []
     for reference in attack.references(_names(options, FAILING[:1])):
         with attack.pool.server() as server:
-            for size in disk.SIZES:
+            for left, freed in itertools.product(disk.LEFT, (False, True)):
                 try:
-                    found.append(disk.run(reference, server, attack.scratch, size))
+                    found.append(disk.run(reference, server, attack.scratch, left, freed=freed))
                 except PermissionError as error:
                     print(f"skipped: {error}", file=sys.stderr)
                     return found
@@ -74,7 +76,7 @@ def run_disk(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
 
 
 def _numbered(trials: list[errors.Trial]) -> list[errors.Trial]:
-    return [errors.dataclasses.replace(t, number=i) for i, t in enumerate(trials)]
+    return [dataclasses.replace(t, number=i) for i, t in enumerate(trials)]
 
 
 PARTS: dict[str, Callable[[Campaign, argparse.Namespace], list[Outcome]]] = {

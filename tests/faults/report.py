@@ -12,6 +12,18 @@ from typing import Any, NamedTuple
 GOOD = ("exact", "warned", "rejected", "reported")
 
 
+class Verdict(NamedTuple):
+    """The judgement of one case."""
+
+    outcome: str
+    detail: str = ""
+    faults: int = 1
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in GOOD
+
+
 class Outcome(NamedTuple):
     """What became of one case."""
 
@@ -20,6 +32,7 @@ class Outcome(NamedTuple):
     outcome: str  # one of GOOD, or a failure
     repeat: str  # names the case: repeat it with --only
     detail: str = ""
+    faults: int = 1  # that took effect: kills, failed calls
 
     @property
     def good(self) -> bool:
@@ -46,7 +59,10 @@ def summary(title: str, outcomes: list[Outcome]) -> str:
     """The table, the totals, and each failure with the name that repeats it."""
     totals = collections.Counter(x.outcome for x in outcomes)
     lines = [f"== {title}: {len(outcomes)} cases", table(outcomes), ""]
-    lines.append("total: " + ", ".join(f"{n} {k}" for k, n in sorted(totals.items())))
+    faults = sum(x.faults for x in outcomes)
+    lines.append(
+        f"total: {faults} faults; " + ", ".join(f"{n} {k}" for k, n in sorted(totals.items()))
+    )
     for x in outcomes:
         if not x.good:
             lines.append(f"FAILURE {x.outcome}: {x.repeat}\n    {x.detail}")
