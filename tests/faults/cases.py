@@ -66,8 +66,7 @@ CASES = {
         _train("td3-chunks", "--algo=td3", "--method=rlx2", "--execution=masked", *CHUNKS),
         _train("sac-chunks", "--algo=sac", "--method=set", "--execution=compact", *CHUNKS),
         _train("brax-td3", "--algo=td3", "--method=rlx2", "--execution=masked", *BRAX),
-        _train("brax-sac", "--algo=sac", "--method=rlx2", "--execution=compact", *BRAX),
-        _train("brax-chunks", "--algo=td3", "--method=rlx2", *CHUNKS, *BRAX),
+        _train("brax-chunks", "--algo=sac", "--method=rlx2", "--execution=compact", *CHUNKS, *BRAX),
         _train("hopper", "--env=Hopper-v5", "--algo=td3", "--method=rlx2,ss", "--num_envs=2"),
         _sweep("sweep-masks", "--suite=masks"),
         _sweep("sweep-toy", "--suite=toy"),
@@ -82,6 +81,11 @@ class Reference:
     case: Case
     directory: Path
     ended: Ended
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which another run of the case counts as hung."""
+        return max(120.0, 10 * self.ended.seconds)
 
 
 def reference(case: Case, server: Server, store: Path, *, warm: bool = True) -> Reference:

@@ -94,7 +94,9 @@ def interrupted(reference: Reference, server: Server, scratch: Path, how: str) -
     # the third quarter of a run of several chunks is in its second chunk
     count = inject.matches(reference.ended.calls, "write", "*metrics.csv")
     rule = f"{how}@write:*metrics.csv:{count * 3 // 4}"
-    ended = server.run(case.module, case.start(directory), directory, rule=rule)
+    ended = server.run(
+        case.module, case.start(directory), directory, rule=rule, timeout=reference.patience
+    )
     if ended.code not in (143, -9):
         raise RuntimeError(f"{case.name} {rule} ended with {ended.code}: {ended.stderr[-2000:]}")
     state = {"term": "stopped", "kill": "killed"}[how]
@@ -158,7 +160,8 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     arguments = case.start(directory)
     if case.module == "experiments.train":
         arguments = ["--resume", f"--logdir={directory}"]
-    ended = server.run(case.module, arguments, directory)
+    patience = trial.source.reference.patience
+    ended = server.run(case.module, arguments, directory, timeout=patience)
     wrong = cases.complaint(ended)
     if wrong:
         return Verdict(wrong, cases.last_words(ended))

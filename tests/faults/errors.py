@@ -102,7 +102,9 @@ def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
 
 def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     case, reference = trial.reference.case, trial.reference.directory
-    ended = server.run(case.module, case.start(directory), directory, rule=trial.rule)
+    patience = trial.reference.patience
+    start = case.start(directory)
+    ended = server.run(case.module, start, directory, rule=trial.rule, timeout=patience)
     faults = sum(call.action in ("fail", "short") for call in ended.calls)
     killed = ended.code == -9 and ",then=" in trial.rule
     wrong = None if killed else cases.complaint(ended)
@@ -121,7 +123,7 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
         outcome = "reported" if found else outcome
     elif not killed and outcome != "rejected":
         return Verdict(f"exit {ended.code}", cases.last_words(ended), faults)
-    again = server.run(case.module, case.proceed(directory), directory)
+    again = server.run(case.module, case.proceed(directory), directory, timeout=patience)
     wrong = cases.complaint(again)
     if wrong or again.code != 0:
         return Verdict(f"resume {wrong or again.code}", cases.last_words(again), faults)

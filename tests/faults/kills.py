@@ -1,5 +1,6 @@
 """Kills: SIGKILL at random times and at every kind of write, then resumed to the end."""
 
+import collections
 import dataclasses
 import random
 import shutil
@@ -101,16 +102,23 @@ def plan(references: list[Reference], count: int, seed: int) -> list[Trial]:
 def _spread(
     references: list[Reference], chance: random.Random
 ) -> list[tuple[Reference, tuple[str, str, int]]]:
-    """All kinds of writes of all cases, those first that no case before has had."""
-    targets = [(r, kind) for r in references for kind in kinds(r)]
-    chance.shuffle(targets)
-    first, rest, seen = [], [], set()
-    for reference, kind in targets:
-        # a sweep has the same files two levels down, beside its own
-        path = kind[1].split("/")[2 * (reference.case.module == "experiments.sweep") :]
-        key = (kind[0], *(path or kind[1]))
-        (rest if key in seen else first).append((reference, kind))
-        seen.add(key)
+    """All kinds of writes of all cases: each kind once in one of the cases that have it, the
+    quick ones more often, then the others."""
+    groups = collections.defaultdict(list)
+    for reference in references:
+        for kind in kinds(reference):
+            # a sweep has the same files two levels down, beside its own
+            path = kind[1].split("/")
+            inner = path[2 * (reference.case.module == "experiments.sweep") :]
+            groups[kind[0], *(inner or path)].append((reference, kind))
+    first, rest = [], []
+    for group in groups.values():
+        speeds = [1 / reference.ended.seconds for reference, _ in group]
+        (index,) = chance.choices(range(len(group)), speeds)
+        first.append(group.pop(index))
+        rest += group
+    chance.shuffle(first)
+    chance.shuffle(rest)
     return first + rest
 
 
@@ -127,17 +135,18 @@ def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
 
 
 def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
-    case, kills = trial.reference.case, 0
+    case, patience, kills = trial.reference.case, trial.reference.patience, 0
     commands: list[Ended] = []
     for kill in trial.kills:
         arguments = case.proceed(directory)
-        ended = server.run(case.module, arguments, directory, rule=kill.rule, signals=kill.signals)
+        faults = {"rule": kill.rule, "signals": kill.signals}
+        ended = server.run(case.module, arguments, directory, **faults, timeout=patience)
         commands.append(ended)
         kills += ended.code != 0
         wrong = _wrong_end(ended, trial)
         if wrong:
             return Verdict(wrong, cases.last_words(ended), kills)
-    ended = server.run(case.module, case.proceed(directory), directory)
+    ended = server.run(case.module, case.proceed(directory), directory, timeout=patience)
     commands.append(ended)
     if cases.complaint(ended) or ended.code != 0:
         wrong = cases.complaint(ended) or f"exit {ended.code}"
