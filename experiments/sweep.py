@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, crash, runs, suites
+from experiments import cloning, crash, preflight, runs, suites
 from experiments.reporting import ledgers, tables
 from experiments.suites import base
 from rlx2_jax import files
@@ -40,6 +40,10 @@ QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
 )
+
+
+# Errors whose message says everything.
+_KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
 
 def budget_of(name: str, fraction: float | None, seeds: int | None) -> base.Budget:
@@ -120,6 +124,8 @@ def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: 
         cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
         return
     run = runs.make_run(settings, unit.lanes)
+    for text in preflight.warnings(run):
+        _say(f"warning: {text}")
     execution.execute(run, directory, resume=has_run(directory))
 
 
@@ -194,7 +200,7 @@ def sweep(
             except Stopped:
                 raise
             except Exception as error:  # whatever it was, the other units are worth running
-                known = isinstance(error, LaneFailure | EnvironmentFailure | RunError | ValueError)
+                known = isinstance(error, _KNOWN)
                 _say(f"{name} failed: {error if known else crash.report(error)}")
                 open_units.append((name, f"{type(error).__name__}: {error}"))
     for name, why in open_units:
@@ -243,7 +249,7 @@ def main(argv: list[str]) -> int:
             print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
         logdir = Path(given.logdir or f"runs/{budget.name}")
         left = sweep(chosen, budget, logdir, shard=shard, execution_=given.execution)
-    except (RunError, ValueError) as error:
+    except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Stopped as stopped:

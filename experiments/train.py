@@ -192,7 +192,7 @@ def main(argv: list[str]) -> int:
             return 0
         print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
         found = execution.execute(run, logdir, resume=FLAGS.resume, restart=FLAGS.restart)
-    except (RunError, ValueError, ImportError) as error:
+    except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except LaneFailure as failure:
