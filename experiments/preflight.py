@@ -15,8 +15,9 @@ from rlx2_jax.options import NEVER
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime.run import Run, available_memory, chunk_size, disk_bytes
 
-# Measured with Gymnasium's MuJoCo tasks, per environment; rows of 1000 steps per episode.
-_ENV_BYTES, _EPISODE_BYTES = 1_000_000, 32_000
+# Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
+# episode of 1000 steps has records besides.
+_LINK_BYTES, _ENV_BYTES, _EPISODE_BYTES = 90, 1_000_000, 32_000
 
 
 def check_lanes(count: int) -> None:
@@ -67,8 +68,8 @@ def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[s
     oldest = 8 * config.oldest_k * (obs + 2 * act + 2 * widest)
     follows = config.oldest_k == min(8 * rows, NEVER)  # the batch size decides it
     return {
-        # Weights, two moments, targets, masks, gradients, and scores on a mask update.
-        f"--hidden={hidden}": 32 * (actor + 2 * critic),
+        # Weights, moments, targets, masks, gradients, scores, and copies when they are saved.
+        f"--hidden={hidden}": _LINK_BYTES * (actor + 2 * critic),
         f"--batch_size={rows}": 4 * rows * batch + (oldest if follows else 0),
         f"--oldest_k={config.oldest_k}": 0 if follows else oldest,
         f"--capacity={config.capacity}": config.capacity * (4 * (obs + act + 1) + 2 * act + 2),
@@ -85,7 +86,8 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     """
     check_window(run.config)
     memory = available_memory()
-    check_size(run.config, run.episodes, memory, backend=run.backend)
+    # As `chunk_size`, leave a third to the compiler and to others.
+    check_size(run.config, run.episodes, memory * 2 // 3, backend=run.backend)
     chunk_size(run, memory)
     if logdir is not None:
         _check_directory(logdir)
@@ -99,7 +101,7 @@ def warnings(run: Run) -> list[str]:
     for i, lane in enumerate(run.lanes):
         for message in checks.never_effective(run.config, lane):
             found.setdefault(message, []).append(i)
-    return [f"{_name_lanes(run, own)}: {message}" for message, own in found.items()]
+    return [f"{_name_lanes(run, own)}{message}" for message, own in found.items()]
 
 
 def check_disk(run: Run, directory: Path) -> None:
@@ -136,12 +138,13 @@ def _existing(path: Path) -> Path:
 
 
 def _name_lanes(run: Run, own: list[int]) -> str:
+    """The lanes that a message is about, as its beginning; nothing where it is about all."""
     if len(own) == len(run.lanes):
-        return "all lanes" if len(own) > 1 else "the lane"
-    methods = Counter(run.lanes[i].name or run.lanes[i].method for i in own)
+        return ""
+    methods = ", ".join(Counter(run.lanes[i].name or run.lanes[i].method for i in own))
     if len(own) <= 4:
-        return f"lane {', '.join(map(str, own))} ({', '.join(methods)})"
-    return f"{len(own)} lanes ({', '.join(methods)})"
+        return f"lane {', '.join(map(str, own))} ({methods}): "
+    return f"{len(own)} lanes ({methods}): "
 
 
 def _gigabytes(count: float) -> str:

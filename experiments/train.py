@@ -168,11 +168,16 @@ def load_run(directory: Path) -> Run:
     return read_run(directory, allow_imports=FLAGS.allow_imports)
 
 
-def main(argv: list[str]) -> int:
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
-    for stream in (sys.stdout, sys.stderr):  # names that the terminal cannot show are escaped
+def escape_output() -> None:
+    """Prints characters that the output's encoding lacks as escapes instead of raising."""
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def main(argv: list[str]) -> int:
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    escape_output()
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     try:
@@ -213,4 +218,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()  # for --help
     app.run(main)

@@ -52,6 +52,22 @@ SMALL = {
     "episodes": "1",
     "metrics_interval": "50",
 }
+# Accepted, and near the limits of counters, buffers and floats.
+NEVER = 2**31 - 1
+EDGES = (
+    f"--mask_interval={NEVER} --t_end={NEVER} --t0={NEVER} --buffer_interval={NEVER} "
+    f"--first_seed={NEVER}",
+    f"--policy_delay={NEVER} --target_interval={NEVER} --learning_rate=3e38 --target_noise=3e38 "
+    "--exploration_noise=3e38 --oldest_k=1",
+    "--algo=sac --target_entropy=-3e38 --utd=16 --n=17 --capacity=23 --b_min=17 --hidden=1 "
+    "--method=dense,tiny",
+    "--num_envs=64 --warmup=1280 --utd=0.25 --tau=1 --discount=1 --d0=0 --buffer_interval=1 "
+    "--b_min=192 --trim_ratio=1 --mask_interval=1 --zeta0=1 --t0=0",
+    "--preset=paper --b_max=30 --b_min=3 --d0=0 --buffer_interval=1 --mask_interval=1 "
+    "--trim_ratio=1 --t0=0 --regrow=forbid",
+    "--preset=reference --algo=sac --actor_sparsity=0 --critic_sparsity=0 --mask_interval=1 "
+    "--chunk=1 --seeds=2",
+)
 OTHERS = ("env", "env_backend", "preset", "execution", "logdir")
 SWITCHES = (
     "--paper_sparsity",
@@ -80,7 +96,7 @@ def values(name: str, option: Option | None) -> tuple[str, ...]:
         return (*NASTY, *own, *option.allowed)
     if option.kind == "bool":
         return (*NASTY, *own, "false", "True")
-    least, most = int(option.least or 0), 2**31 - 1 if option.most is None else int(option.most)
+    least, most = int(option.least or 0), NEVER if option.most is None else int(option.most)
     return (*NASTY, *own, str(least), str(least - 1), str(most), str(most + 1))
 
 

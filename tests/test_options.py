@@ -1,12 +1,15 @@
 """The option table: one source of validation, flags and documentation."""
 
 import dataclasses
+import functools
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments import presets_page
-from rlx2_jax import checks, config
+from rlx2_jax import checks, config, lane
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.options import NEVER, Option
@@ -46,7 +49,7 @@ TD3 = config.make("td3", 11, 3, steps=50_000, warmup=10_000, capacity=50_000)
 
 
 @pytest.mark.parametrize(
-    ("lane", "messages"),
+    ("fields", "messages"),
     [
         ({"t0": 40_000}, []),
         ({"t0": 40_001}, ["t0=40001 is never reached: the run makes 40,000 updates"]),
@@ -75,8 +78,8 @@ TD3 = config.make("td3", 11, 3, steps=50_000, warmup=10_000, capacity=50_000)
         ({"t0": 0, "b_max": 10**6}, ["b_min=100000 is never exceeded"]),
     ],
 )
-def test_settings_that_never_take_effect(lane, messages):
-    found = checks.never_effective(TD3, config.resolve(TD3, Lane(**lane)))
+def test_settings_that_never_take_effect(fields, messages):
+    found = checks.never_effective(TD3, config.resolve(TD3, Lane(**fields)))
     assert len(found) == len(messages), found
     for text, message in zip(found, messages):
         assert re.search(message, text), text
@@ -88,3 +91,17 @@ def test_presets_and_delays_that_never_take_effect():
     slow = dataclasses.replace(paper, policy_delay=10**6)
     found = checks.never_effective(slow, config.resolve(slow, Lane(method="dense")))
     assert len(found) == 1 and "275,000 updates: the actor never changes" in found[0]
+
+
+@pytest.mark.parametrize("algo", ["td3", "sac"])
+def test_never_fits_the_programs_counters(algo):
+    """An interval of the largest int32, times the actor's delay, is still an int32."""
+    cfg = config.make(
+        algo, 3, 1, hidden=(8,), batch_size=8, capacity=64, mask_interval=NEVER, policy_delay=3
+    )
+    own = Lane(t0=NEVER, t_end=NEVER, buffer_interval=NEVER, seed=NEVER)
+    obs, ends = jnp.zeros((1, 3)), jnp.zeros(1, bool)
+    state = lane.init(cfg, own, obs)
+    outcome = lane.Outcome(obs, obs, jnp.zeros(1), ends, ends)
+    step = functools.partial(lane.step, config=cfg, hyper=config.hyper(cfg, own), learn=True)
+    jax.eval_shape(step, state, outcome, jax.ShapeDtypeStruct((), jnp.int32))
