@@ -1,6 +1,5 @@
 """What a run directory may name: imports and files need the user's consent."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 from absl import flags
 
 from experiments import export, render
-from rlx2_jax import config, envs
+from rlx2_jax import config, envs, files
 from rlx2_jax.envs.trust import check_import
 from rlx2_jax.export import actor
 from rlx2_jax.runtime.run import Run, RunError
@@ -69,7 +68,7 @@ def hostile(tmp_path, monkeypatch) -> Path:
     lane = config.resolve(cfg, config.Lane())
     run = Run("evil_tasks:Task-v0", cfg, (lane,))
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps(run.to_json()))
+    files.write_json(tmp_path / "run" / "config.json", run.to_json())
     return tmp_path / "run"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 # Not results: how a run is continued, who holds it, and a picture of what the tables have.
 _SKIPPED_PARTS = ("checkpoints",)
-_TIMED = ("second", "time", "date", "git", "resume", "warning", "pid", "host")
+_TIMED = ("second", "time", "date", "git", "resume", "warning", "pid", "host", "sha256")
 
 
 def differences(directory: Path, reference: Path) -> list[str]:
