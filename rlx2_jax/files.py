@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
 
 
 def discard(path: Path) -> None:
-    """Deletes a file if that is possible."""
+    """Deletes a file or a directory if that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 

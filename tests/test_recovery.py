@@ -207,15 +207,26 @@ def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
         resume(directory)
 
 
-def test_first_weights_are_made_again(whole, stopped, tmp_path):
+def test_weights_are_restored_from_their_copies(whole, stopped, tmp_path):
     directory = copy(stopped, tmp_path)
     (directory / "initial" / "lane-1.npz").write_bytes(b"")
     (directory / "initial" / "lane-2.npz").unlink()
     (directory / "final" / "lane-0.npz").write_bytes(b"0")
+    damaged = directory / "checkpoints" / "data" / "copy-final-lane-1.npz"
+    damaged.write_bytes(b"1")
     _, said = resume(directory)
-    assert sum("made again" in line and "initial" in line for line in said) == 2
-    assert any("final/lane-0.npz" in line and "cannot be made again" in line for line in said)
-    shutil.copy(whole / "final" / "lane-0.npz", directory / "final" / "lane-0.npz")
+    assert sum("has been restored" in line for line in said) == 4
+    same(directory, whole)
+    assert damaged.read_bytes() == (directory / "final" / "lane-1.npz").read_bytes()
+
+
+def test_a_damaged_log_segment_is_copied_from_the_log(whole, stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    data = directory / "checkpoints" / "data"
+    for path in data.glob("log-*"):
+        path.write_bytes(b"x")
+    _, said = resume(directory)
+    assert any("copied from metrics.csv" in line for line in said)
     same(directory, whole)
 
 
@@ -248,7 +259,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end(whole, tmp_path, monkeypatch)
             write(self)
 
         patch.setattr(files.Log, "_write", full)
-        with pytest.raises(execution.Unwritten, match=r"refused metrics\.csv and summary\.json"):
+        with pytest.raises(execution.Unwritten, match=r"refused metrics\.csv, summary\.json"):
             execution.execute(small_run(chunk=2), tmp_path, say=print, progress=False)
     assert not (tmp_path / "summary.json").exists()
     resume(tmp_path)

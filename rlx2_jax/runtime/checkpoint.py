@@ -1,19 +1,20 @@
-"""Checkpoints of a run: small arrays through Orbax, replay rows and logs in immutable files.
+"""Checkpoints of a run: small arrays through Orbax, everything that grows in immutable files.
 
     checkpoints/
       states/<position>/arrays/    Orbax: every leaf of the lanes' states but the replay rows
       states/<position>/meta.json  names, shapes and types of these leaves, digests of all files
-      data/<name>                  replay rows and log segments, written once
+      data/<name>                  replay rows, log segments, copies of weights; written once
 
 A checkpoint exists once its directory has been renamed into place. Rows and log lines added since
 the last one go into new data files; files that no kept checkpoint names are deleted. Everything
-is verified against its digest before any of it is used. Nothing is pickled.
+is verified against its digest before any of it is used, and logs and weights that were damaged in
+the run directory or here are restored from the other copy. Nothing is pickled.
 """
 
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,10 +52,15 @@ class Checkpoints:
     """The checkpoints of a run, ordered by position: how far the run has come."""
 
     def __init__(self, directory: Path, *, keep: int = 2):
-        self._states, self._data = directory / "states", directory / "data"
+        self._states, self._data, self._run = (
+            directory / "states",
+            directory / "data",
+            directory.parent,
+        )
         self._keep = keep
         self._rows: list[dict[str, Any]] = []  # data files that hold valid replay rows
         self._logs: list[dict[str, Any]] = []  # data files that hold the logs so far
+        self._copies: list[dict[str, Any]] = []  # data files that hold copies of other files
 
     def positions(self) -> list[int]:
         """Positions of the checkpoints that exist, oldest first."""
@@ -69,8 +75,10 @@ class Checkpoints:
         snapshots: Sequence[Snapshot],
         logs: Sequence[Log],
         meta: dict[str, Any],
+        copies: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Saves the groups of one chunk of lanes, the logs and JSON-like `meta`.
+        """Saves the groups of one chunk of lanes, the logs and JSON-like `meta`, and from now on
+        `copies` of other files of the run directory, by name.
 
         An exception leaves the checkpoints as they were.
         """
@@ -87,6 +95,7 @@ class Checkpoints:
                 for entry in self._save_rows(chunk, group, snapshot.state.replay, made)
             ]
             segments = self._logs + [self._save_tail(log, made) for log in logs if log.tail]
+            kept = self._copies + [self._save_copy(*item, made) for item in (copies or {}).items()]
             # Copies: views would keep donated buffers alive.
             arrays = {name: np.array(leaf) for name, leaf in _named(snapshots).items()}
             shutil.rmtree(partial, ignore_errors=True)
@@ -100,6 +109,7 @@ class Checkpoints:
                 "states": _digests(partial / "arrays"),
                 "rows": rows,
                 "logs": segments,
+                "copies": kept,
             }
             files.write_json(partial / "meta.json", {**meta, **info})
             os.rename(partial, self._states / str(position))
@@ -108,7 +118,7 @@ class Checkpoints:
             for path in made:
                 files.discard(path)
             raise
-        self._rows, self._logs = rows, segments
+        self._rows, self._logs, self._copies = rows, segments, kept
         for log in logs:
             log.kept()
         self._remove(self.positions()[: -self._keep])
@@ -137,13 +147,16 @@ class Checkpoints:
           Damaged: something is missing or was changed.
         """
         meta, arrays = self.read_arrays(position)
-        try:
-            for entry in [*meta["rows"], *meta["logs"]]:
-                if files.file_digest(self._data / entry["file"]) != entry["sha256"]:
-                    raise Damaged(f"{entry['file']} is missing or was changed")
-        except (KeyError, TypeError) as error:
-            raise Damaged(f"its meta.json lacks {error}") from error
+        for entry in meta["rows"]:
+            if not self._is_good(entry):
+                raise Damaged(f"{entry['file']} is missing or was changed")
+        for entry in meta["logs"]:  # a log and its segments are copies of each other
+            if not (_holds(self._run / entry["log"], entry) or self._is_good(entry)):
+                raise Damaged(f"{entry['log']} and {entry['file']} are missing or were changed")
         return Saved(position, meta, arrays)
+
+    def _is_good(self, entry: dict[str, Any]) -> bool:
+        return files.file_digest(self._data / entry["file"]) == entry["sha256"]
 
     def read_arrays(self, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The metadata and arrays of one checkpoint, verified; data files are not looked at."""
@@ -182,40 +195,60 @@ class Checkpoints:
             rings = self._load_rows(entries, like.state.replay)
             state = state._replace(replay=Buffer(**rings, **state.replay))
             out.append(Snapshot(int(meta["times"][group]), state, found["env"]))
-        self._rows, self._logs = meta["rows"], meta["logs"]
+        self._rows, self._logs, self._copies = (meta[x] for x in ("rows", "logs", "copies"))
         self._remove([p for p in self.positions() if p > saved.position])
+        self.clean()
         return out
 
     def restore_log(self, saved: Saved | None, path: Path, warn: Warn) -> int:
         """Cuts a log back to what a checkpoint has of it, or rebuilds it; returns its size."""
         entries = [e for e in saved.meta["logs"] if e["log"] == path.name] if saved else []
         size = entries[-1]["end"] if entries else 0
-        if all(_holds(path, e) for e in entries):
+        parts = [_segment(path, e) for e in entries]
+        for part, entry in zip(parts, entries):
+            if part is not None and not self._is_good(entry):
+                files.discard(self._data / entry["file"])
+                files.write_bytes(self._data / entry["file"], part)
+                warn(f"warning: {entry['file']} was damaged and has been copied from {path.name}")
+        if None not in parts:
             if path.exists() and path.stat().st_size > size:
                 os.truncate(path, size)
             return size
-        blocks = [(self._data / e["file"]).read_bytes() for e in entries]
-        files.write_bytes(path, b"".join(blocks))
-        warn(
-            f"warning: {path.name} was damaged or incomplete and has been rebuilt from "
-            f"checkpoint {saved.position if saved else 0}"
-        )
+        whole = b"".join((self._data / e["file"]).read_bytes() for e in entries)
+        files.discard(path)
+        files.write_bytes(path, whole)
+        warn(f"warning: {path.name} was damaged or incomplete and has been rebuilt")
         return size
+
+    def restore_copies(self, saved: Saved, warn: Warn) -> None:
+        """Repairs files of the run directory from their copies, and copies from the files."""
+        for entry in saved.meta["copies"]:
+            path, copy = self._run / entry["name"], self._data / entry["file"]
+            good = [files.file_digest(p) == entry["sha256"] for p in (path, copy)]
+            if not any(good):
+                warn(f"warning: {entry['name']} and its copy are damaged: it is lost")
+            elif not all(good):
+                source, other = (path, copy) if good[0] else (copy, path)
+                files.discard(other)
+                other.parent.mkdir(parents=True, exist_ok=True)
+                files.write_bytes(other, source.read_bytes())
+                warn(f"warning: {other.name} was missing or damaged and has been restored")
 
     def clean(self) -> None:
         """Deletes unfinished files, and data files that no checkpoint refers to."""
-        named = {entry["file"] for entry in [*self._rows, *self._logs]}
+        named = {entry["file"] for entry in [*self._rows, *self._logs, *self._copies]}
         for position in self.positions():
             try:
                 meta = files.read_json(self._states / str(position) / "meta.json")
-                named |= {entry["file"] for entry in [*meta["rows"], *meta["logs"]]}
+                entries = [*meta["rows"], *meta["logs"], *meta["copies"]]
+                named |= {entry["file"] for entry in entries}
             except (Damaged, KeyError, TypeError):
                 return  # what it refers to is not known
         for path in self._data.glob("*"):
             if path.name not in named:
                 files.discard(path)
         for path in self._states.glob("*.*"):
-            shutil.rmtree(path, ignore_errors=True)
+            files.discard(path)
 
     def _remove(self, positions: Sequence[int]) -> None:
         for position in positions:
@@ -256,6 +289,11 @@ class Checkpoints:
         sha256 = files.write_bytes(path, bytes(log.tail))
         place = {"log": log.path.name, "begin": begin, "end": log.size}
         return {**place, "file": path.name, "sha256": sha256}
+
+    def _save_copy(self, name: str, data: bytes, made: list[Path]) -> dict[str, Any]:
+        path = self._data / f"copy-{name.replace('/', '-')}"
+        made.append(path)
+        return {"name": name, "file": path.name, "sha256": files.write_bytes(path, data)}
 
     def _load_rows(
         self, entries: Sequence[dict[str, Any]], like: Buffer
@@ -356,12 +394,16 @@ def _digests(folder: Path) -> dict[str, str | None]:
     return {str(path.relative_to(folder)): files.file_digest(path) for path in paths}
 
 
-def _holds(path: Path, entry: dict[str, Any]) -> bool:
-    """Whether a log has the bytes of a segment."""
+def _segment(path: Path, entry: dict[str, Any]) -> bytes | None:
+    """The bytes of a segment where the log has them, else None."""
     try:
         with path.open("rb") as file:
             file.seek(entry["begin"])
             data = file.read(entry["end"] - entry["begin"])
     except OSError:
-        return False
-    return files.digest(data) == entry["sha256"]
+        return None
+    return data if files.digest(data) == entry["sha256"] else None
+
+
+def _holds(path: Path, entry: dict[str, Any]) -> bool:
+    return _segment(path, entry) is not None

@@ -221,7 +221,7 @@ class _Execution:
         self.fingerprint = fingerprint.fingerprint()
         self.end = lanes_.total_time(run.config)
         self.chunks = [_Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
-        self.kept: dict[str, str] = {}  # digests of files in initial/ and final/
+        self.fresh: dict[str, bytes] = {}  # weights that no checkpoint has yet, by file name
         self.saved_at = 0  # environment steps at the last checkpoint
         self.unsaved = False  # whether the last checkpoint failed
         self.log: logging.RunLog
@@ -274,17 +274,7 @@ class _Execution:
         for chunk, before in zip(self.chunks, meta["progress"]):
             for name, value in before.items():
                 setattr(chunk, name, value)
-        self.kept = meta["files"]
-        for name, sha256 in self.kept.items():
-            path = self.directory / name
-            if files.file_digest(path) == sha256:
-                continue
-            lane = int(path.stem.rsplit("-", 1)[1])
-            if name.startswith("initial/"):
-                self._keep_initial(lane)
-                self.say(f"warning: {name} was missing or damaged and has been made again")
-            elif lane < self.chunks[meta["chunk"]].first:
-                self.say(f"warning: {name} is missing or damaged and cannot be made again")
+        self.store.restore_copies(saved, self.say)
         return meta["chunk"]
 
     def _train(self, chunk: _Chunk, saved: Saved | None) -> None:
@@ -387,7 +377,8 @@ class _Execution:
                 self._keep(f"final/lane-{chunk.first + i}.npz", networks)
 
     def _keep(self, name: str, networks: dict[str, weights.Weights]) -> None:
-        self.kept[name] = self.outbox.write(self.directory / name, weights.to_bytes(networks))
+        self.fresh[name] = weights.to_bytes(networks)
+        self.outbox.write(self.directory / name, self.fresh[name])
 
     def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
         try:
@@ -436,14 +427,14 @@ class _Execution:
         position = chunk.index * (self.end + 1) + max(s.time for s in snapshots)
         meta = {
             "progress": [c.progress() for c in self.chunks[: chunk.index + 1]],
-            "files": self.kept,
             "lanes": loop.lanes,
             "exact": exact,
             "run": self.run.digest,
             "fingerprint": self.fingerprint,
         }
         try:
-            self.store.save(position, chunk.index, snapshots, self.log.logs, meta)
+            logs = self.log.logs
+            self.store.save(position, chunk.index, snapshots, logs, meta, self.fresh)
         except Exception as error:  # whatever it was, the run is worth more than this checkpoint
             if not self.unsaved:
                 self.say(
@@ -455,6 +446,7 @@ class _Execution:
         if self.unsaved:
             self.say(f"checkpoints work again: saved at step {step:,}")
         self.unsaved, self.saved_at = False, step
+        self.fresh.clear()
         return True
 
     def _finish(self) -> dict[str, Any]:
@@ -466,9 +458,9 @@ class _Execution:
             self.outbox.write(self.directory / SUMMARY, files.to_json(found).encode())
         missing = [*self.log.missing, *self.outbox.missing]
         if missing:
-            names = ", ".join(str(path.relative_to(self.directory)) for path in missing)
+            names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
             raise Unwritten(
-                f"training has ended, but the disk refused {names} and {SUMMARY}: free some space, "
+                f"training has ended, but the disk refused {', '.join(names)}: free some space, "
                 f"then --resume --logdir={self.directory} writes them"
             )
         return found
