@@ -9,6 +9,7 @@ The same command again continues where it stopped; a finished unit is never run 
 """
 
 import dataclasses
+import fnmatch
 import json
 import os
 import re
@@ -46,14 +47,16 @@ QUICK = (
 _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
 
-def budget_of(name: str, fraction: float | None, seeds: int | None) -> base.Budget:
-    """A budget, with another fraction or number of seeds where one is given."""
-    budget = suites.BUDGETS[name]
-    return dataclasses.replace(
-        budget,
-        fraction=budget.fraction if fraction is None else fraction,
-        seeds=budget.seeds if seeds is None else seeds,
-    )
+def budget_of(name: str, **changes: Any) -> base.Budget:
+    """A budget, with other values where they are not None."""
+    given = {field: value for field, value in changes.items() if value is not None}
+    return dataclasses.replace(suites.BUDGETS[name], **given)
+
+
+def select(units: list[base.Unit], patterns: list[str]) -> list[base.Unit]:
+    """The units whose names match one of `patterns`, in the order of the patterns."""
+    found = [u for p in patterns for u in units if fnmatch.fnmatchcase(u.name, p)]
+    return list({unit.name: unit for unit in found}.values())
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -75,6 +78,8 @@ def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit
             {
                 "name": unit.name,
                 "kind": unit.kind,
+                "group": unit.group,
+                "directory": unit.directory,
                 "env": unit.settings.env,
                 "algo": unit.settings.algo,
                 "hidden": list(unit.settings.hidden),
@@ -134,21 +139,27 @@ def _say(text: str) -> None:
 
 
 def list_units(
-    chosen: list[base.Suite], budget: base.Budget, *, estimate: bool, execution_: str = "auto"
+    chosen: list[base.Suite],
+    budget: base.Budget,
+    *,
+    estimate: bool,
+    execution_: str = "auto",
+    only: list[str] | None = None,
 ) -> str:
     """What `--list` and `--dry_run` print."""
     lines, hours = [], 0.0
     for suite in chosen:
-        units = suite.units(budget)
+        units = select(suites.units(suite, budget), only or ["*"])
         lines.append(f"{suite.name}: {suite.title}" + ("" if units else "  (nothing to train)"))
         for unit in units:
             kind = "" if unit.kind == "train" else f"  {unit.kind}"
             needs = f"  needs {', '.join(unit.needs)}" if unit.needs else ""
+            needs += f"  is {unit.home}/{unit.home_name}" if unit.home else ""
             text = (
-                f"  {unit.name:<26} {unit.settings.env:<22} {len(unit.lanes):>4} lanes  "
+                f"  {unit.name:<30} {unit.settings.env:<22} {len(unit.lanes):>4} lanes  "
                 f"{unit.settings.steps:>9,} steps{kind}{needs}"
             )
-            if estimate:
+            if estimate and not (unit.home and any(s.name == unit.home for s in chosen)):
                 settings = dataclasses.replace(unit.settings, execution=execution_)
                 run = runs.make_run(settings, unit.lanes)
                 share = cloning.SHARE if unit.kind == "clone" else 1
@@ -173,18 +184,20 @@ def sweep(
     *,
     shard: tuple[int, int] = (0, 1),
     execution_: str = "auto",
+    only: list[str] | None = None,
 ) -> int:
     """Runs all units of this shard; returns the number that did not finish."""
     open_units: list[tuple[str, str]] = []
     for suite in chosen:
-        units = suite.units(budget)
+        units = suites.units(suite, budget)
         if not units:
             continue
         directory = logdir / suite.name
         claim(directory, describe_suite(suite, budget, units))
-        mine = base.shard(units, *shard)
+        mine = select(base.shard(units, *shard), only or ["*"])
         for number, unit in enumerate(mine, 1):
-            name, path = f"{suite.name}/{unit.name}", directory / unit.name
+            name = f"{suite.name}/{unit.name}"
+            path = logdir / unit.home / unit.home_name if unit.home else directory / unit.name
             head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
             if finished(path):
                 _say(f"{head}, finished before")
@@ -222,6 +235,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     )
     flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", 0.0, **own)
     flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, **own)
+    text = "Another number of evaluations over a run; the paper has 600, one every 5000 steps."
+    flags.DEFINE_integer("evaluations", None, text, 1, **own)
+    text = "Only units whose names match one of these, for instance td3-hopper-*, in this order."
+    flags.DEFINE_list("units", [], text, **own)
     flags.DEFINE_string("logdir", None, "Where suites are kept; default: runs/<budget>.", **own)
     flags.DEFINE_string("shard", "0/1", "i/n: this process runs part i (from 0) of n.", **own)
     flags.DEFINE_bool("list", False, "Show suites and their units, and stop.", **own)
@@ -238,17 +255,20 @@ def main(argv: list[str]) -> int:
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
-        budget = budget_of(given.budget, given.fraction, given.seeds)
+        changes = {name: given[name].value for name in ("fraction", "seeds", "evaluations")}
+        budget = budget_of(given.budget, **changes)
         shard = parse_shard(given.shard)
         chosen = suites.find(given.suite or (["all"] if given.list else []))
+        options = {"execution_": given.execution, "only": given.units}
+        if given.units and not any(select(suites.units(x, budget), given.units) for x in chosen):
+            raise ValueError(f"--units={','.join(given.units)}: no unit matches; see --list")
         if given.list or given.dry_run:
-            text = list_units(chosen, budget, estimate=given.dry_run, execution_=given.execution)
-            print(text)
+            print(list_units(chosen, budget, estimate=given.dry_run, **options))
             return 0
         if "flops" in (suite.name for suite in chosen):
             print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
         logdir = Path(given.logdir or f"runs/{budget.name}")
-        left = sweep(chosen, budget, logdir, shard=shard, execution_=given.execution)
+        left = sweep(chosen, budget, logdir, shard=shard, **options)
     except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -135,7 +135,7 @@ def everything(
     steps: int = 300,
     interval: int = 100,
 ) -> dict[str, list[dict[str, Any]]]:
-    """All suites of the paper, and all units but these of the last task: nstep's is missing,
+    """All suites, and all units but these of the last task: nstep's is missing,
     buffer's is not finished."""
     last = f"td3-{tasks[-1].lower()}"
 
@@ -188,6 +188,7 @@ def everything(
         ],
         "buffer_trace": each("dynamic", "fixed"),
         "mask_figures": [unit("td3-ant", "Ant-v5", lanes("rlx2"))],
+        "mask_init": [unit("td3-hopper", "Hopper-v5", lanes("rlx2, random", "rlx2, magnitude"))],
     }
     for name, units in suites.items():
         folder = plan(logdir, name, units, fraction=steps / 3e6)

@@ -190,3 +190,40 @@ def test_order_selection_and_strangers(tmp_path: Path) -> None:
     assert list(found.suites) == ["table2", "toy", "mine"]
     assert found.warnings == ["mine is no suite of the paper's: shown with its scores alone"]
     assert list(results.load(tmp_path, KNOWN, ["toy"]).suites) == ["toy"]
+
+
+def test_units_of_a_group_are_one_and_may_live_in_another_suite(tmp_path):
+    """The ablation's 3-step lanes are the main table's RLx2 lanes under another name."""
+    envs = {"env": "Hopper-v5", "group": "td3-hopper"}
+    parts = {
+        n: logs.unit(f"td3-hopper-{n}", lanes=[logs.lane(n, s) for s in (0, 1)], **envs)
+        for n in ("dense", "rlx2", "5-step")
+    }
+    main = logs.plan(tmp_path, "table2", [parts["dense"], parts["rlx2"]])
+    shared = {**parts["dense"], "directory": "../table2/td3-hopper-dense"}
+    renamed = logs.unit("td3-hopper-3-step", lanes=[logs.lane("3-step", s) for s in (0, 1)], **envs)
+    renamed["directory"] = "../table2/td3-hopper-rlx2"
+    other = logs.plan(tmp_path, "nstep", [shared, renamed, parts["5-step"]])
+    logs.run(main, parts["dense"], lambda *_: 100.0)
+    logs.run(main, parts["rlx2"], lambda *_: 90.0, commit="b" * 40)
+    found = results.load(tmp_path, {"table2": "", "nstep": ""})
+    (table,), (ablation,) = (found.suites[name].units for name in ("table2", "nstep"))
+    assert (table.name, table.status, len(table.lanes)) == ("td3-hopper", "finished", 4)
+    assert (ablation.name, ablation.status) == ("td3-hopper", "unfinished")
+    assert [x.score for x in ablation.named("3-step")] == [90.0, 90.0]
+    assert ablation.names == ["dense", "3-step", "5-step"] and not ablation.named("5-step")
+    assert any("git commit" in text for text in provenance.differences(found))
+    logs.run(other, parts["5-step"], lambda *_: 80.0)
+    (ablation,) = results.load(tmp_path, {"table2": "", "nstep": ""}).suites["nstep"].units
+    assert ablation.status == "finished" and ablation.named("5-step")[0].score == 80.0
+
+
+@pytest.mark.parametrize(
+    "where", ["../../etc", "/etc", "../table2/../x", "..", "../a/b/c", "../table2/.."]
+)
+def test_a_plan_cannot_lead_out_of_the_logdir(tmp_path, where):
+    own = logs.unit("td3-hopper-dense", "Hopper-v5", [logs.lane("dense", 0)], directory=where)
+    folder = logs.plan(tmp_path, "table2", [own])
+    logs.run(folder, own, lambda *_: 1.0)
+    (found,) = results.load(tmp_path, {"table2": ""}).suites["table2"].units
+    assert found.directory == folder / "td3-hopper-dense" and found.status == "finished"

@@ -32,10 +32,8 @@ def toy(tmp_path_factory):
 
 def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
     expected = json.loads((toy / "toy" / "suite.json").read_text())
-    assert [u["name"] for u in expected["units"]] == [
-        "inverted-pendulum",
-        "inverted-pendulum-expert",
-    ]
+    names = ("dense", "ss", "rigl", "rlx2", "rigl+qstar")
+    assert [u["name"] for u in expected["units"]] == [f"inverted-pendulum-{x}" for x in names]
     for unit in expected["units"]:
         folder = toy / "toy" / unit["name"]
         assert sweep.finished(folder)
@@ -46,7 +44,7 @@ def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
 def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "run_unit", lambda *_: pytest.fail("ran again"))
     assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, toy) == 0
-    assert capsys.readouterr().err.count("finished before") == 2
+    assert capsys.readouterr().err.count("finished before") == 5
 
 
 def test_another_budget_in_the_same_directory_is_refused(toy):
@@ -89,8 +87,24 @@ def test_shards_run_their_own_units(tmp_path, monkeypatch):
 
 def test_lists_and_estimates():
     text = sweep.list_units(suites.find(["nstep", "flops"]), suites.BUDGETS["paper"], estimate=True)
-    assert "td3-hopper" in text and "48 lanes" in text and "3,000,000 steps" in text
+    assert "td3-hopper-5-step" in text and " 8 lanes" in text and "3,000,000 steps" in text
+    assert "is table2/td3-hopper-rlx2" in text
     assert "hours on two CPU cores" in text and "nothing to train" in text
+
+
+def test_units_are_selected_by_patterns_and_shared_between_suites(tmp_path, monkeypatch):
+    ran = []
+
+    def run_unit(unit, directory, budget, form):
+        ran.append(f"{directory.relative_to(tmp_path)}")
+        directory.mkdir(parents=True)
+        files.write_json(directory / "summary.json", {})
+
+    monkeypatch.setattr(sweep, "run_unit", run_unit)
+    chosen = suites.find(["nstep", "table2"])
+    only = ["td3-hopper-[34]-step", "td3-hopper-rlx2"]
+    assert sweep.sweep(chosen, BUDGET, tmp_path, only=only) == 0
+    assert ran == ["table2/td3-hopper-rlx2", "nstep/td3-hopper-4-step"]
 
 
 def command(*args: str, **environment: str) -> subprocess.Popen:
@@ -115,6 +129,7 @@ def test_the_ledger_is_printed_at_once(tmp_path):
     [
         (["--suite=tabel2"], "unknown suite tabel2"),
         (["--suite=toy", "--shard=3/2"], "--shard=3/2"),
+        (["--suite=toy", "--units=hopper-*"], "no unit matches; see --list"),
         ([], "unknown suite (none given)"),
     ],
 )

@@ -179,4 +179,9 @@ EXHIBITS = {
         "Tables 2 (left), 5, 6 and 14 (bottom), from the ledger alone: nothing is trained.",
         lambda suite: list(ledgers.flops_tables()),
     ),
+    "mask_init": Exhibit(
+        "first masks: random or by magnitude",
+        "Not in the paper: its text has random first masks, its code the largest weights.",
+        curve_panels,
+    ),
 }

@@ -8,8 +8,10 @@ def differences(results: Results) -> list[str]:
     values: dict[str, dict[str, list[str]]] = {}
     for suite in results.suites.values():
         for unit in suite.units:
-            for key, value in unit.provenance.items():
-                values.setdefault(key, {}).setdefault(value, []).append(f"{suite.name}/{unit.name}")
+            for part in unit.parts or (unit,):
+                for key, value in part.provenance.items():
+                    names = values.setdefault(key, {}).setdefault(value, [])
+                    names.append(f"{suite.name}/{part.name}")
     found = []
     for key, units in values.items():
         if len(units) > 1:

@@ -8,7 +8,8 @@ unfinished. All text is `printable`.
 """
 
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ EVALUATIONS = ("lane", "step", "mean_return", "value_bias", "value_spread")
 METRICS = ("lane", "step", "buffer_length", "policy_distance")
 WRONG = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError)
 WITH_METRICS = ("buffer_trace",)  # suites whose exhibits need metrics.csv
+_SHARED = re.compile(r"\.\./(\w+)/(\w[\w.+=-]*)")  # a unit that lives in another suite's directory
 
 
 class ReportError(Exception):
@@ -74,6 +76,7 @@ class Unit:
     config: dict[str, Any] = field(default_factory=dict)  # the run's Config
     lanes: tuple[Lane, ...] = ()
     provenance: dict[str, str] = field(default_factory=dict)  # format, commit, versions
+    parts: tuple["Unit", ...] = ()  # of a group: the units that it is made of
 
     @property
     def task(self) -> str:
@@ -153,7 +156,7 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
     units = []
     for unit, own in planned.items():
         try:
-            units.append(_unit(folder / unit, own, read, warnings))
+            units.append(_unit(folder, unit, own, read, warnings))
         except WRONG as error:
             warnings.append(f"{name}/{unit} is not what a run leaves behind ({error!r}): not read")
             units.append(
@@ -161,13 +164,40 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
             )
     budget = _printable(plan.get("budget"))
     budget = budget if isinstance(budget, dict) else {}
-    return Suite(name, printable(plan.get("title") or title), budget, tuple(units))
+    groups = [printable(own.get("group") or "") for own in planned.values()]
+    return Suite(name, printable(plan.get("title") or title), budget, _grouped(units, groups))
+
+
+def _grouped(units: list[Unit], groups: list[str]) -> tuple[Unit, ...]:
+    """Units with those of one group joined."""
+    members: dict[str, list[Unit]] = {}
+    for unit, group in zip(units, groups):
+        members.setdefault(group or unit.name, []).append(unit)
+    return tuple(_joined(name, own) if any(groups) else own[0] for name, own in members.items())
+
+
+def _joined(name: str, parts: list[Unit]) -> Unit:
+    """All lanes of the units of a group."""
+    states = {unit.status for unit in parts}
+    first = next((unit for unit in parts if unit.config), parts[0])
+    return replace(
+        first,
+        name=name,
+        steps=max((unit.steps for unit in parts if unit.steps), default=None),
+        status=states.pop() if len(states) == 1 else "unfinished",
+        planned=tuple(lane for unit in parts for lane in unit.planned),
+        lanes=tuple(lane for unit in parts for lane in unit.lanes),
+        parts=tuple(parts),
+    )
 
 
 def _unit(
-    folder: Path, plan: dict[str, Any], metrics: tuple[str, ...], warnings: list[str]
+    suite: Path, name: str, plan: dict[str, Any], metrics: tuple[str, ...], warnings: list[str]
 ) -> Unit:
-    where = f"{folder.parent.name}/{folder.name}"
+    folder = suite / name
+    if home := _SHARED.fullmatch(str(plan.get("directory"))):
+        folder = suite.parent / home[1] / home[2]
+    where = f"{suite.name}/{name}"
     lanes_planned = tuple(
         (printable(x.get("name") or x.get("method")), int(x.get("seed", 0)))
         for x in _dicts(plan.get("lanes"))
@@ -176,7 +206,7 @@ def _unit(
     def unit(status: str, source: dict[str, Any], **fields: Any) -> Unit:
         config = source.get("config") or source
         return Unit(
-            name=printable(folder.name),
+            name=printable(name),
             kind=printable(plan.get("kind") or source.get("kind") or "train"),
             env=printable(source.get("env") or plan.get("env") or ""),
             algo=printable(config.get("algo") or plan.get("algo") or ""),
@@ -210,13 +240,17 @@ def _unit(
     measured = [{} for _ in specs]
     if metrics:
         measured = _by_lane(folder / "metrics.csv", metrics, len(specs), where, warnings)
+    shared = folder.parent != suite and len(lanes_planned) == len(specs)
     lanes = []
     for i, spec in enumerate(specs):
         reached = evaluated[i]["step"].max(initial=0)
         lanes.append(
             Lane(
                 index=i,
-                name=printable(spec.get("name") or spec.get("method")),
+                # Another suite may have given the lane another name.
+                name=lanes_planned[i][0]
+                if shared
+                else printable(spec.get("name") or spec.get("method")),
                 method=printable(spec.get("method")),
                 seed=int(spec.get("seed", 0)),
                 settings=spec,

@@ -1,4 +1,4 @@
-"""The catalogue: one suite per table or figure of the paper, one small file each."""
+"""The catalogue: one suite per table or figure of the paper, and a few of our own."""
 
 from experiments.suites import (
     buffer,
@@ -6,6 +6,7 @@ from experiments.suites import (
     flops,
     humanoid,
     mask_figures,
+    mask_init,
     masks,
     nstep,
     sensitivity,
@@ -15,13 +16,13 @@ from experiments.suites import (
     topology,
     toy,
 )
-from experiments.suites.base import BUDGETS, Budget, Suite, Unit
+from experiments.suites.base import BUDGETS, Budget, Suite, Unit, share
 
-__all__ = ["BUDGETS", "CATALOGUE", "Budget", "Suite", "Unit", "find"]
+__all__ = ["BUDGETS", "CATALOGUE", "Budget", "Suite", "Unit", "find", "units"]
 
 _MODULES = (
     table2, toy, sparsity, topology, nstep, buffer, sensitivity, masks, tickets, humanoid,
-    buffer_trace, mask_figures, flops,
+    buffer_trace, mask_figures, flops, mask_init,
 )  # fmt: skip
 CATALOGUE: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in _MODULES}
 
@@ -37,3 +38,11 @@ def find(names: list[str]) -> list[Suite]:
             f"{', '.join(CATALOGUE)}, or all"
         )
     return [CATALOGUE[name] for name in names]
+
+
+def units(suite: Suite, budget: Budget) -> list[Unit]:
+    """A suite's units; those that the main table has as well live in its directory."""
+    found = suite.units(budget)
+    if suite.name == table2.SUITE.name:
+        return found
+    return share(found, table2.SUITE.name, table2.SUITE.units(budget))

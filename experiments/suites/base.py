@@ -1,15 +1,18 @@
 """What a suite is made of: budgets, units, and how the paper's schedule scales.
 
-A unit is a directory of its own, trained by one command, resumable, with all lanes that share
-shapes. It may need others of its suite, whose masks, weights or experts it begins with.
+A unit is one run directory: resumable, small enough to finish in hours, usually all seeds of one
+variant on one task. Units of one `group` are shown together. A unit may need others of its suite,
+whose masks, weights or experts it begins with.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments.runs import Settings, paper_sparsities
-from rlx2_jax.config import Lane
+from rlx2_jax.config import METHODS, Lane
+from rlx2_jax.option_table import LANE
 
 # A name, a method, and fields of its lanes in the paper's units.
 Variant = tuple[str, str, dict[str, Any]]
@@ -73,6 +76,9 @@ class Unit:
     Attributes:
       kind: `train`, or `clone` for behaviour cloning of an expert.
       needs: units of the same suite that must be finished before.
+      group: units of one group appear as one in reports.
+      home: the suite that holds the unit's directory, if another suite trains the same lanes.
+      home_name: the unit's name there.
     """
 
     name: str
@@ -80,6 +86,14 @@ class Unit:
     lanes: tuple[Lane, ...]
     kind: str = "train"
     needs: tuple[str, ...] = ()
+    group: str = ""
+    home: str = ""
+    home_name: str = ""
+
+    @property
+    def directory(self) -> str:
+        """Where the unit is kept, relative to its suite."""
+        return f"../{self.home}/{self.home_name}" if self.home else self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +174,63 @@ def unit_name(task: str, algo: str = "td3") -> str:
     return f"{algo}-{task.lower()}"
 
 
-def task_units(budget: Budget, variants: Sequence[Variant], algo: str = "td3") -> list[Unit]:
-    """A unit of every variant on each task, at the main table's sparsities."""
+def variant_units(
+    group: str, settings: Settings, budget: Budget, variants: Sequence[Variant], **common: Any
+) -> list[Unit]:
+    """One group: a unit for each variant (several with one name make one unit), all its seeds."""
+    named: dict[str, list[Variant]] = {}
+    for variant in variants:
+        named.setdefault(variant[0], []).append(variant)
     return [
         Unit(
+            f"{group}-{slug(name)}",
+            settings,
+            lanes(budget, own, **common),
+            group=group,
+        )
+        for name, own in named.items()
+    ]
+
+
+def task_units(budget: Budget, variants: Sequence[Variant], algo: str = "td3") -> list[Unit]:
+    """Units of every variant on each task, at the main table's sparsities."""
+    return [
+        unit
+        for task in tasks(budget)
+        for unit in variant_units(
             unit_name(task, algo),
             settings(budget, task, algo),
-            lanes(budget, variants, **sparsities(task, algo)),
+            budget,
+            variants,
+            **sparsities(task, algo),
         )
-        for task in tasks(budget)
     ]
+
+
+def slug(name: str) -> str:
+    """A lane's name as a part of a directory's."""
+    return re.sub(r"[^a-z0-9.+=-]+", "-", name.lower().replace("*", "star")).strip("-")
+
+
+def share(units: Sequence[Unit], suite: str, others: Sequence[Unit]) -> list[Unit]:
+    """Units that `suite` trains as well, with equal settings and lanes, live there."""
+    homes = {_meaning(unit): unit.name for unit in others}
+    found = []
+    for unit in units:
+        name = homes.get(_meaning(unit))
+        found.append(dataclasses.replace(unit, home=suite, home_name=name) if name else unit)
+    return found
+
+
+def _meaning(unit: Unit) -> str:
+    """Equal for units that train the same: defaults filled in, names of lanes left out."""
+
+    def filled(lane: Lane) -> dict[str, Any]:
+        given = {k: v for k, v in dataclasses.asdict(lane).items() if v is not None}
+        default = {k: option.default_of(unit.settings.algo) for k, option in LANE.items()}
+        return {**default, **METHODS[lane.method], **given, "name": None}
+
+    return repr((unit.kind, unit.needs, unit.settings, [filled(lane) for lane in unit.lanes]))
 
 
 def components(units: Sequence[Unit]) -> list[list[Unit]]:

@@ -9,17 +9,16 @@ METHODS = ("dense", "tiny", "ss", "set", "rigl", "rlx2")
 def units(budget: base.Budget) -> list[base.Unit]:
     """Every method at both widths, at the table's sparsities."""
     return [
-        base.Unit(
+        unit
+        for row in paper.load("humanoid_models")
+        for unit in base.variant_units(
             f"humanoid-{row['hidden']}",
             base.settings(budget, "Humanoid", hidden=row["hidden"]),
-            base.lanes(
-                budget,
-                [(m, m, {}) for m in METHODS],
-                actor_sparsity=row["actor_sparsity"],
-                critic_sparsity=row["critic_sparsity"],
-            ),
+            budget,
+            [(m, m, {}) for m in METHODS],
+            actor_sparsity=row["actor_sparsity"],
+            critic_sparsity=row["critic_sparsity"],
         )
-        for row in paper.load("humanoid_models")
     ]
 
 

@@ -6,8 +6,10 @@ from experiments.suites import base
 def units(budget: base.Budget) -> list[base.Unit]:
     """RLx2 on Ant; the report reads its first and last masks."""
     task = "Ant"
-    lanes = base.lanes(budget, [("rlx2", "rlx2", {})], **base.sparsities(task))
-    return [base.Unit(base.unit_name(task), base.settings(budget, task), lanes)]
+    settings, variants = base.settings(budget, task), [("rlx2", "rlx2", {})]
+    return base.variant_units(
+        base.unit_name(task), settings, budget, variants, **base.sparsities(task)
+    )
 
 
 SUITE = base.Suite("mask_figures", "Figures 13 and 14: visualisation of sparse models", units)

@@ -7,15 +7,18 @@ LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of actor and critic alike
 
 
 def units(budget: base.Budget) -> list[base.Unit]:
-    """One program per task: sparsity differs between its lanes."""
+    """A unit for each method: sparsity differs between its lanes."""
     variants = [("dense", "dense", {})] + [
         (m, m, {"actor_sparsity": s, "critic_sparsity": s})
         for m in METHODS
         for s in (LEVELS if budget.name != "smoke" else LEVELS[1:4])
     ]
     return [
-        base.Unit(base.unit_name(task), base.settings(budget, task), base.lanes(budget, variants))
+        unit
         for task in base.tasks(budget, ("Hopper", "Ant"))
+        for unit in base.variant_units(
+            base.unit_name(task), base.settings(budget, task), budget, variants
+        )
     ]
 
 

@@ -8,23 +8,22 @@ SPARSITY = {"actor_sparsity": 0.9, "critic_sparsity": 0.85}
 
 def units(budget: base.Budget) -> list[base.Unit]:
     """The dense lanes are the experts: RigL+Q* of a seed follows the dense critic of that seed."""
-    settings = base.settings(budget, TASK)
-    first = "inverted-pendulum"
+    settings, group = base.settings(budget, TASK), "inverted-pendulum"
+    variants = [(m, m, {}) for m in ("dense", "ss", "rigl", "rlx2")]
     guided = tuple(
         base.lane(
             budget,
             "rigl",
             seed,
             name="rigl+q*",
-            expert=f"../{first}/final/lane-{i}.npz",
+            expert=f"../{group}-dense/final/lane-{i}.npz",
             **SPARSITY,
         )
         for i, seed in enumerate(budget.seed_range())
     )
-    variants = [(m, m, {}) for m in ("dense", "ss", "rigl", "rlx2")]
     return [
-        base.Unit(first, settings, base.lanes(budget, variants, **SPARSITY)),
-        base.Unit(f"{first}-expert", settings, guided, needs=(first,)),
+        *base.variant_units(group, settings, budget, variants, **SPARSITY),
+        base.Unit(f"{group}-rigl+qstar", settings, guided, needs=(f"{group}-dense",), group=group),
     ]
 
 

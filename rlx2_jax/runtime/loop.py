@@ -7,6 +7,7 @@ restored in between; what a lane computes does not depend on which others run be
 import contextlib
 import time as clock
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import jax
@@ -140,14 +141,22 @@ class HostLoop:
         return x.reshape(-1, self._envs_per_lane, *x.shape[1:])
 
     def evaluate(self, stop: Stop = lambda: False) -> Evaluation:
-        """All lanes' evaluation; raises `Interrupted` once `stop()` is true."""
-        found, when = [], f"evaluation at step {self.time * self._envs_per_lane}"
-        for i, group in enumerate(self._groups):
+        """All lanes' evaluation, groups in parallel; raises `Interrupted` once `stop()` is true."""
+        when = f"evaluation at step {self.time * self._envs_per_lane}"
+
+        def one(group: Group, evaluator: HostEvaluator) -> Evaluation:
             try:
-                self._evaluators = self._evaluators or self._make_evaluators()
-                found.append(self._evaluators[i](group.state, stop))
+                return evaluator(group.state, stop)
             except EnvironmentFailure as failure:
                 raise explain(failure, group.program.lanes, self._episodes, when) from failure
+
+        try:
+            self._evaluators = self._evaluators or self._make_evaluators()
+        except EnvironmentFailure as failure:
+            lanes = self._groups[0].program.lanes
+            raise explain(failure, lanes, self._episodes, when) from failure
+        with ThreadPoolExecutor(len(self._groups)) as threads:
+            found = list(threads.map(one, self._groups, self._evaluators))
         return _in_order(found, self.lanes)
 
     def report(self) -> list[dict[str, Any]]:
