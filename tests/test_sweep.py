@@ -32,7 +32,7 @@ def toy(tmp_path_factory):
 
 def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
     expected = json.loads((toy / "toy" / "suite.json").read_text())
-    names = ("dense", "ss", "rigl", "rlx2", "rigl+qstar")
+    names = ("dense-0", "ss", "rigl", "rlx2", "rigl+qstar")
     assert [u["name"] for u in expected["units"]] == [f"inverted-pendulum-{x}" for x in names]
     for unit in expected["units"]:
         folder = toy / "toy" / unit["name"]

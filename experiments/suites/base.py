@@ -1,8 +1,8 @@
 """What a suite is made of: budgets, units, and how the paper's schedule scales.
 
 A unit is one run directory: resumable, small enough to finish in hours, usually all seeds of one
-variant on one task. Units of one `group` are shown together. A unit may need others of its suite,
-whose masks, weights or experts it begins with.
+variant on one task (or one seed of a dense variant). Units of one `group` are shown together. A
+unit may need others of its suite, whose masks, weights or experts it begins with.
 """
 
 import dataclasses
@@ -177,18 +177,28 @@ def unit_name(task: str, algo: str = "td3") -> str:
 def variant_units(
     group: str, settings: Settings, budget: Budget, variants: Sequence[Variant], **common: Any
 ) -> list[Unit]:
-    """One group: a unit for each variant (several with one name make one unit), all its seeds."""
+    """One group: a unit for each variant, with all its seeds; several variants of one name make
+    one unit. Dense lanes are slow, and a program gains little from having several of them: each
+    seed is a unit."""
     named: dict[str, list[Variant]] = {}
     for variant in variants:
         named.setdefault(variant[0], []).append(variant)
+    found = []
+    for name, own in named.items():
+        unit = Unit(f"{group}-{slug(name)}", settings, lanes(budget, own, **common), group=group)
+        dense = all(method == "dense" for _, method, _ in own)
+        found += by_seed(unit) if dense else [unit]
+    return found
+
+
+def by_seed(unit: Unit) -> list[Unit]:
+    """A unit for each seed."""
+    seeds = dict.fromkeys(lane.seed for lane in unit.lanes)
     return [
-        Unit(
-            f"{group}-{slug(name)}",
-            settings,
-            lanes(budget, own, **common),
-            group=group,
+        dataclasses.replace(
+            unit, name=f"{unit.name}-{s}", lanes=tuple(x for x in unit.lanes if x.seed == s)
         )
-        for name, own in named.items()
+        for s in seeds
     ]
 
 

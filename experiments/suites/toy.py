@@ -16,14 +16,15 @@ def units(budget: base.Budget) -> list[base.Unit]:
             "rigl",
             seed,
             name="rigl+q*",
-            expert=f"../{group}-dense/final/lane-{i}.npz",
+            expert=f"../{group}-dense-{seed}/final/lane-0.npz",
             **SPARSITY,
         )
-        for i, seed in enumerate(budget.seed_range())
+        for seed in budget.seed_range()
     )
+    experts = tuple(f"{group}-dense-{seed}" for seed in budget.seed_range())
     return [
         *base.variant_units(group, settings, budget, variants, **SPARSITY),
-        base.Unit(f"{group}-rigl+qstar", settings, guided, needs=(f"{group}-dense",), group=group),
+        base.Unit(f"{group}-rigl+qstar", settings, guided, needs=experts, group=group),
     ]
 
 
