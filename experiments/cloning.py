@@ -25,7 +25,7 @@ from rlx2_jax.runtime import logging, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
-from rlx2_jax.runtime.program import stack, unstack
+from rlx2_jax.runtime.program import networks_of, stack
 from rlx2_jax.runtime.run import CONFIG, Run, label, with_paths
 
 SHARE = 10  # imitation takes this many times fewer updates than reinforcement learning
@@ -126,7 +126,7 @@ def execute(
     history: list[dict[str, Any]] = []
     count = 0
     while True:
-        rows = evaluation_rows(evaluator(state), own, count)
+        rows = evaluation_rows(evaluator(state), own, count, _digests(state))
         table.write(rows)
         log.flush()
         history += rows
@@ -140,9 +140,13 @@ def execute(
         task = (imitation.hyper, imitation.data)
         state = _learn(state, task, jnp.int32(count + 1), imitation.seeds, imitation.config, length)
         count += length
-    for i in range(len(own)):
-        weights.save(directory / "final" / f"lane-{i}.npz", weights.of_agent(unstack(state, i)))
+    for i, networks in enumerate(networks_of(state)):
+        weights.save(directory / "final" / f"lane-{i}.npz", networks)
     return _summarize(run, history, directory)
+
+
+def _digests(state: bc.State) -> list[str]:
+    return [weights.digest(networks) for networks in networks_of(state)]
 
 
 def _begin(

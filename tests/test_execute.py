@@ -36,6 +36,9 @@ def test_a_run_leaves_all_its_files(whole):
         assert row["trims"] >= 3 and row["evaluations_used"] == 4
         assert row["actor_sparsity"] == pytest.approx(0.9, abs=0.01)
     assert summary["lanes"][2]["critic_evolutions"] == 0
+    assert summary["training_seconds"] > 0 and summary["evaluation_seconds"] > 0
+    (machine,) = summary["machines"]
+    assert machine["step"] == 0 and machine["processor"] == summary["processor"]
     assert json.loads((directory / "summary.json").read_text())["env"] == "InvertedPendulum-v5"
     run = dataclasses.replace(small_run(), chunk=4)
     assert read_run(directory) == run
@@ -45,6 +48,17 @@ def test_a_run_leaves_all_its_files(whole):
         for name in ("actor", "critic"):
             links = [sum(m.sum() for m in jax.tree.leaves(x[name].mask)) for x in (first, last)]
             assert links[0] == links[1]
+
+
+def test_evaluations_have_a_digest_of_the_weights(whole):
+    directory, _ = whole
+    found = rows(directory / "evaluations.csv")
+    assert len({row["weights"] for row in found if row["step"] != "0"}) == 4 * 4
+    for i, row in enumerate(found[-4:]):
+        networks = weights.load(directory / "final" / f"lane-{i}.npz")
+        assert row["weights"] == weights.digest(networks)[:16]
+        networks["critic"].mask["q1"]["Dense_0"]["kernel"][0, 0] ^= True
+        assert row["weights"] != weights.digest(networks)[:16]
 
 
 def test_resume_is_exact(whole, tmp_path, monkeypatch):

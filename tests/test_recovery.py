@@ -201,6 +201,11 @@ def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
     _, said = resume(directory)
     assert any("jaxlib was" in line and "9.9" in line for line in said)
     assert any("XLA_FLAGS" in line for line in said)
+    machines = json.loads((directory / "summary.json").read_text())["machines"]
+    assert [(m["step"] > 0, m["jaxlib"]) for m in machines] == [
+        (False, real["jaxlib"]),
+        (True, "9.9"),
+    ]
     directory = shutil.copytree(stopped, tmp_path / "again")
     monkeypatch.setattr(fingerprint, "fingerprint", lambda: real | {"jax_enable_x64": "True"})
     with pytest.raises(RunError, match="JAX_ENABLE_X64"):

@@ -21,6 +21,7 @@ from rlx2_jax.types import Array
 
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
+DIGITS = 16  # hexadecimal digits of a digest in `evaluations.csv`
 LONGEST = 100_000  # steps of an episode where the environment has no time limit
 _TAIL = 0.01  # a cut episode's steps count while γ^(steps left) is below this
 
@@ -181,8 +182,11 @@ def summarize(
     )
 
 
-def rows(found: Evaluation, lanes: Sequence[Lane], step: int, first: int = 0) -> list[dict]:
-    """The rows of `evaluations.csv`; `first` is the number of the first lane."""
+def rows(
+    found: Evaluation, lanes: Sequence[Lane], step: int, digests: Sequence[str], first: int = 0
+) -> list[dict]:
+    """The rows of `evaluations.csv`; `digests` are of the lanes' weights, `first` is the number of
+    the first lane."""
     return [
         {
             "lane": first + i,
@@ -196,6 +200,7 @@ def rows(found: Evaluation, lanes: Sequence[Lane], step: int, first: int = 0) ->
             "mean_length": float(found.lengths[i].mean()),
             "value_bias": float(found.value_bias[i]),
             "value_spread": float(found.value_spread[i]),
+            "weights": digests[i][:DIGITS],
         }
         for i, lane in enumerate(lanes)
     ]

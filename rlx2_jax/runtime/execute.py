@@ -19,7 +19,7 @@ from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
-from rlx2_jax.runtime.program import initial_agent, unstack
+from rlx2_jax.runtime.program import initial_agent, networks_of
 from rlx2_jax.runtime.run import (
     CHECKPOINTS,
     CONFIG,
@@ -179,6 +179,7 @@ class _Chunk:
     last: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # newest report
     frozen: list[int] = dataclasses.field(default_factory=list)
     seconds: float = 0.0  # of training
+    judged: float | None = 0.0  # seconds of evaluation; None: not known for all of it
     evaluated: int = -1  # time of the last evaluation
     reported: int = 0  # time of the last row of metrics
 
@@ -189,7 +190,7 @@ class _Chunk:
 
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
-        names = ("history", "last", "frozen", "seconds", "evaluated", "reported")
+        names = ("history", "last", "frozen", "seconds", "judged", "evaluated", "reported")
         return {name: getattr(self, name) for name in names}
 
     def results(self) -> list[summary.LaneResult]:
@@ -219,6 +220,7 @@ class _Execution:
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
+        self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
         self.end = lanes_.total_time(run.config)
         self.chunks = [_Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
         self.fresh: dict[str, bytes] = {}  # weights that no checkpoint has yet, by file name
@@ -272,8 +274,13 @@ class _Execution:
         """Restores everything but the lanes themselves; returns the chunk to go on with."""
         meta = saved.meta
         for chunk, before in zip(self.chunks, meta["progress"]):
-            for name, value in before.items():
-                setattr(chunk, name, value)
+            for name in chunk.progress():
+                setattr(chunk, name, before.get(name))
+        before, step = meta["fingerprint"], saved.position % (self.end + 1)
+        self.machines = meta.get("machines") or [{"step": None, **before}]
+        if fingerprint.differences(before, self.fingerprint):
+            here = {"step": step * self.run.config.num_envs, **self.fingerprint}
+            self.machines = [*self.machines, here]
         self.store.restore_copies(saved, self.say)
         return meta["chunk"]
 
@@ -371,22 +378,24 @@ class _Execution:
 
     def _keep_final(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
         """The networks that every lane ended with."""
-        for state, members in zip(loop.states(), loop.lanes):
-            for row, i in enumerate(members):
-                networks = weights.of_agent(unstack(state.agent, row))
-                self._keep(f"final/lane-{chunk.first + i}.npz", networks)
+        for i, networks in enumerate(_networks(loop)):
+            self._keep(f"final/lane-{chunk.first + i}.npz", networks)
 
     def _keep(self, name: str, networks: dict[str, weights.Weights]) -> None:
         self.fresh[name] = weights.to_bytes(networks)
         self.outbox.write(self.directory / name, self.fresh[name])
 
     def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
+        start = clock.perf_counter()
         try:
             found = loop.evaluate(self.stop)
         except Interrupted:
             return  # due again when the run is resumed
         step = loop.time * self.run.config.num_envs
-        rows = evaluation_rows(found, chunk.lanes, step, chunk.first)
+        digests = [weights.digest(networks) for networks in _networks(loop)]
+        rows = evaluation_rows(found, chunk.lanes, step, digests, chunk.first)
+        if chunk.judged is not None:
+            chunk.judged += clock.perf_counter() - start
         chunk.history += rows
         chunk.evaluated = loop.time
         self.log.evaluations.write(rows)
@@ -431,6 +440,7 @@ class _Execution:
             "exact": exact,
             "run": self.run.digest,
             "fingerprint": self.fingerprint,
+            "machines": self.machines,
         }
         try:
             logs = self.log.logs
@@ -452,7 +462,14 @@ class _Execution:
     def _finish(self) -> dict[str, Any]:
         """Closing files. The summary comes last: it says that the run is complete."""
         results = [result for chunk in self.chunks for result in chunk.results()]
-        found = summary.summarize(self.run, results)
+        judged = [chunk.judged for chunk in self.chunks if chunk.judged is not None]
+        found = summary.summarize(
+            self.run,
+            results,
+            training_seconds=sum(chunk.seconds for chunk in self.chunks),
+            evaluation_seconds=sum(judged) if len(judged) == len(self.chunks) else None,
+            machines=self.machines,
+        )
         self.outbox.write(self.directory / CURVES, summary.plot(self.run, results))
         if self.log.flush() and self.outbox.flush():
             self.outbox.write(self.directory / SUMMARY, files.to_json(found).encode())
@@ -464,6 +481,16 @@ class _Execution:
                 f"then --resume --logdir={self.directory} writes them"
             )
         return found
+
+
+def _networks(loop: HostLoop | DeviceLoop) -> list[dict[str, weights.Weights]]:
+    """The networks of every lane, in their order."""
+    found = {
+        i: networks
+        for state, members in zip(loop.states(), loop.lanes)
+        for i, networks in zip(members, networks_of(state.agent))
+    }
+    return [found[i] for i in sorted(found)]
 
 
 def _trained(directory: Path) -> bool:

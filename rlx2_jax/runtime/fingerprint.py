@@ -14,6 +14,7 @@ from rlx2_jax.compact import native
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
 _NO_EFFECT = ("python", "orbax-checkpoint", "flax")  # on the numbers of a run that goes on
+_VECTOR = ("avx", "fma", "f16c", "amx", "asimd", "neon", "sve")  # beginnings of flags
 
 
 def versions() -> dict[str, str]:
@@ -46,6 +47,15 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def instructions() -> str:
+    """The CPU's vector instructions: which of them there are decides how sums are rounded."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        line = next(x for x in file if x.startswith(("flags", "Features")))
+        found = set(line.split(":", 1)[1].split())
+    return " ".join(sorted(x for x in found if x.startswith(_VECTOR)))
+
+
 def fingerprint() -> dict[str, str]:
     """Everything besides settings and seeds that decides a run's numbers, by name."""
     return {
@@ -54,6 +64,7 @@ def fingerprint() -> dict[str, str]:
         "device": jax.default_backend(),
         "kernels": native.execution(),
         "processor": processor(),
+        "instructions": instructions(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "jax_enable_x64": str(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
         "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),  # pyright: ignore
@@ -63,9 +74,10 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(saved: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What changed since a checkpoint was written and may change numbers, a line each."""
+    """What changed since a checkpoint was written and may change numbers, a line each. Things that
+    an older checkpoint did not note are left out."""
     return [
         f"{name} was {saved.get(name) or 'unset'} and is {now.get(name) or 'unset'}"
-        for name in sorted({*saved, *now})
+        for name in sorted(saved)
         if name not in _NO_EFFECT and saved.get(name) != now.get(name)
     ]

@@ -63,6 +63,7 @@ _judge = jax.jit(
     ),
     static_argnums=3,
 )
+_networks = jax.jit(jax.vmap(weights.of_agent))
 _inspect = jax.jit(lambda *args: jax.vmap(_inspect_lane)(*args))
 
 
@@ -79,6 +80,12 @@ def initial_agent(config: Config, lane: Lane) -> Any:
         trim_ratio=0.0,
     )
     return _agent(config, same, jnp.asarray(lane.seed, jnp.int32))
+
+
+def networks_of(agents: Any) -> list[dict[str, weights.Weights]]:
+    """The networks of each lane of stacked agents, of either form, as arrays on the host."""
+    found = host(_networks(agents))
+    return [unstack(found, i) for i in range(len(jax.tree.leaves(found)[0]))]
 
 
 class Program:

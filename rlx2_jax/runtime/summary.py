@@ -23,8 +23,8 @@ class LaneResult(NamedTuple):
     seconds: float  # of training, evaluation excluded
 
 
-def summarize(run: Run, results: Sequence[LaneResult]) -> dict[str, Any]:
-    """The contents of `summary.json`."""
+def summarize(run: Run, results: Sequence[LaneResult], **more: Any) -> dict[str, Any]:
+    """The contents of `summary.json`, with `more` entries."""
     config, rows = run.config, []
     for number, lane, history, last, seconds in results:
         means = [row["mean_return"] for row in history if row["step"] > 0]
@@ -58,6 +58,7 @@ def summarize(run: Run, results: Sequence[LaneResult]) -> dict[str, Any]:
         "versions": versions(),
         "git_commit": git_commit(),
         "processor": processor(),
+        **more,
     }
 
 

@@ -5,6 +5,7 @@ One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1
 frozen, an expert's critic.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +35,26 @@ def save(path: Path, networks: dict[str, Weights]) -> None:
 
 def to_bytes(networks: dict[str, Weights]) -> bytes:
     """The contents of such a file."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, network in networks.items():
-        for part, tree in network._asdict().items():
-            for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-                arrays["/".join([name, part, *(k.key for k in keys)])] = np.asarray(leaf)
-    return archive.to_bytes(arrays)
+    return archive.to_bytes(_arrays(networks))
+
+
+def _arrays(networks: dict[str, Weights]) -> dict[str, np.ndarray]:
+    """All arrays by their names in a file."""
+    return {
+        "/".join([name, part, *(k.key for k in keys)]): np.asarray(leaf)
+        for name, network in networks.items()
+        for part, tree in network._asdict().items()
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def digest(networks: dict[str, Weights]) -> str:
+    """SHA-256 of one lane's networks: names, shapes, types and bytes of all weights and masks."""
+    found = hashlib.sha256()
+    for name, array in _arrays(networks).items():
+        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weights]:
