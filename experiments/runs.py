@@ -74,6 +74,8 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
             "n_max": max(LANE["n"].default_of(settings.algo) if x is None else x for x in n),
             "mask_interval": _shared_interval("mask_interval", lanes),
             "buffer_interval": _shared_interval("buffer_interval", lanes),
+            "grow": _rules("grow", lanes),
+            "drop": _rules("drop", lanes),
         }
     )
 
@@ -95,6 +97,15 @@ def _updates_per_step(settings: Settings) -> int:
             f"time step: it must be a whole number of at least 1 and at most {most}"
         )
     return round(updates)
+
+
+def _rules(name: str, lanes: Sequence[Lane]) -> tuple[str, ...]:
+    """The growth or drop rules that lanes use."""
+    found = set()
+    for lane in lanes:
+        default = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
+        found.add(default if getattr(lane, name) is None else getattr(lane, name))
+    return tuple(sorted(found))
 
 
 def _interval(name: str, lane: Lane) -> int:

@@ -49,7 +49,7 @@ def program(
         capacity=capacity,
         warmup=1000,
         execution=form,
-        random_growth=False,
+        grow=("gradient",),
         steps=1_000_000,
         updates_per_step=updates,
         **windows,

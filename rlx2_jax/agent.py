@@ -104,7 +104,8 @@ def topology_options(config: Config) -> dict[str, Any]:
     """The static choices that `optimize.learn` takes from a `Config`."""
     return {
         "rows": config.batch_size,
-        "random_growth": config.random_growth,
+        "grow": config.grow,
+        "drop": config.drop,
         "interval": config.mask_interval,
         "mask_step": config.mask_step,
         "moments": config.moments,

@@ -75,8 +75,12 @@ def check_lane(config: "Config", lane: "Lane") -> None:
     _check_links(config, lane)
     if lane.expert is not None and config.algo != "td3":
         raise ValueError(f"expert={lane.expert!r}: only td3 can follow an expert's Q")
-    if lane.random_growth and not config.random_growth:
-        raise ValueError("random_growth=True of a lane: the program needs random_growth=True too")
+    for name in ("grow", "drop"):
+        own, offered = getattr(lane, name), getattr(config, name)
+        if own not in offered:
+            raise ValueError(
+                f"{name}={own!r} of a lane: the program has {name}={offered}; add the rule there"
+            )
     if not 1 <= int(lane.n or 0) <= config.n_max:
         raise ValueError(f"n={lane.n}: use 1 to n_max={config.n_max}, or raise n_max")
     for name in ("mask_interval", "buffer_interval"):

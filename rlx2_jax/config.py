@@ -81,7 +81,9 @@ class Config:
     # How networks are held, and for the compact form what its lanes share.
     execution: str = _default("execution")
     links: Links | None = None  # None: each lane's own
-    random_growth: bool = True  # whether a lane may grow at random; False spares dense scores
+    # The rules that its lanes use; a single one spares the compact form dense scores.
+    grow: tuple[str, ...] = ("gradient", "random")
+    drop: tuple[str, ...] = ("magnitude",)
 
     def __post_init__(self) -> None:
         for name, option in CONFIG.items():
@@ -132,7 +134,8 @@ class Lane:
     zeta0: float | None = None  # ζ_0
     mask_interval: int | None = None  # Δ_m
     t_end: int | None = None  # T_end, in updates of the critic
-    random_growth: bool | None = None
+    grow: str | None = None  # growth rule
+    drop: str = _lane_default("drop")  # drop rule
     n: int | None = None  # n-step targets
     t0: int = _lane_default("t0")  # T_0
     d0: float = _lane_default("d0")  # D_0
@@ -198,7 +201,7 @@ def resolve(config: Config, lane: Lane) -> Lane:
         "zeta0": LANE["zeta0"].default,
         "mask_interval": config.mask_interval,
         "t_end": last,
-        "random_growth": LANE["random_growth"].default,
+        "grow": LANE["grow"].default,
         "n": LANE["n"].default_of(config.algo),
         "buffer_interval": config.buffer_interval,
         "trim_ratio": LANE["trim_ratio"].default,
@@ -248,7 +251,11 @@ def hyper(config: Config, lane: Lane) -> Hyper:
     f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
     i32 = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
     critic = Schedule(
-        f32(lane.zeta0), i32(lane.mask_interval), i32(lane.t_end), jnp.asarray(lane.random_growth)
+        zeta0=f32(lane.zeta0),
+        interval=i32(lane.mask_interval),
+        t_end=i32(lane.t_end),
+        grow=i32(config.grow.index(str(lane.grow))),
+        drop=i32(config.drop.index(lane.drop)),
     )
     # The mask interval counts a network's own updates: TD3's actor has every d-th.
     actor = critic._replace(t_end=i32(max(1, int(lane.t_end or 0) // config.policy_delay)))

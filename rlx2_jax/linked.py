@@ -5,25 +5,24 @@ The loss is therefore differentiated a second time on a mask update, with respec
 yields each layer's input x and output gradient g_y; the score g_y xᵀ is formed tile by tile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import compact
+from rlx2_jax import compact, rules
 from rlx2_jax.networks import TWINS, Linked
-from rlx2_jax.topology import Schedule, random_scores
+from rlx2_jax.topology import Schedule
 from rlx2_jax.types import Array, Network, Params
 
-Scores = list[tuple[Array, Array]]  # per layer x [in, rows] and g_y [out, rows]; twins: [2, ...]
 
-
-def growth_scores(
+def growth_factors(
     network: Network, loss: Callable[[Params], tuple[Array, Any]], rows: int, finite: Array
-) -> Scores:
-    """What growth goes by, or zeros where the gradient is not `finite`."""
+) -> list[rules.Factors]:
+    """The dense gradient of each layer in factors (of twins: [2, ...]), or zeros where the
+    gradient is not `finite`."""
     index: compact.Index = network.masks
     probe = compact.make_probe(index.spec, rows, network.params.dtype)
     split = partial(compact.growth_inputs, index.spec, batch=rows)
@@ -31,50 +30,61 @@ def growth_scores(
         probe = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(TWINS), *x.shape)), probe)
         split = jax.vmap(split)
     slope = jax.grad(lambda p: loss(Linked(network.params, index, p))[0])(probe)
-    return jax.tree.map(lambda x: jnp.where(finite, x, 0.0), split(slope))
+    found = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), split(slope))
+    return [rules.Factors(x, g) for x, g in found]
 
 
 def evolve_network(
     network: Network,
-    scores: Scores,
+    grads: Array,
+    factors: list[rules.Factors],
     count: Array,
     schedule: Schedule,
     key: Array,
     *,
     regrow: str,
-    random_growth: bool,
+    grow: Sequence[str],
+    drop: Sequence[str],
 ) -> Network:
     """One drop-and-grow step (Algorithm 1): values, moments and target follow their links, new
     links begin at zero in all of them. Random scores are those of the masked form."""
     index: compact.Index = network.masks
-    fraction = schedule.fraction(count)
-    grow: list[Any] = list(scores)
-    if random_growth:  # some lane wants [in, out] random scores, so all have [in, out] scores
-        product = partial(jnp.einsum, "...ib,...ob->...io", precision=jax.lax.Precision.HIGHEST)
-        chance = _random_kernels(key, index.spec, network.params)
-        grow = [jnp.where(schedule.random, r, product(x, g)) for r, (x, g) in zip(chance, scores)]
+    spec, fraction, twins = index.spec, schedule.fraction(count), network.params.ndim == 2
+    uniform = _uniform(spec, network.params)
     vectors = (network.params, network.moments.mu, network.moments.nu, network.target)
 
-    def one(index: compact.Index, grow: list[Any], vectors: tuple[Any, ...]):
-        new, source = compact.evolve(vectors[0], index, grow, fraction, regrow=regrow)
+    def one(twin: Array | int, index: compact.Index, factors: Any, grads: Array, vectors: Any):
+        growth, keep = [], []
+        for i, part in enumerate(spec.slices("values")):
+            weight, mu, nu = (v[part] for v in vectors[:3])
+            drawn = lambda key, i=i: uniform(key, twin, i)  # noqa: E731
+            layer = rules.Layer(weight, grads[part], mu, nu, factors[i], drawn)
+            growth.append(rules.select([rules.GROW[r](key, layer) for r in grow], schedule.grow))
+            keep.append(rules.select([rules.DROP[r](layer) for r in drop], schedule.drop))
+        new, source = compact.evolve(
+            vectors[0], index, growth, fraction, keep_scores=jnp.concatenate(keep), regrow=regrow
+        )
         moved = [None if v is None else compact.remap(source, v)[0] for v in vectors]
         return new, moved
 
-    step = jax.vmap(one) if network.params.ndim == 2 else one
-    new, (params, mu, nu, target) = step(index, grow, vectors)
+    arguments = (jnp.arange(len(TWINS)) if twins else 0, index, factors, grads, vectors)
+    new, (params, mu, nu, target) = (jax.vmap(one) if twins else one)(*arguments)
     moments = network.moments._replace(mu=mu, nu=nu)
     return network._replace(params=params, masks=new, moments=moments, target=target)
 
 
-def _random_kernels(key: Array, spec: compact.Spec, params: Array) -> list[Array]:
-    """SET's scores for every layer: [in, out], of twins [2, in, out]."""
-    shape = partial(jax.ShapeDtypeStruct, dtype=params.dtype)
-    layers: Params = {
-        name: {"kernel": shape((n_in, n_out)), "bias": shape((n_out,))}
+def _uniform(spec: compact.Spec, params: Array) -> Callable[[Array, Array | int, int], Array]:
+    """`(key, twin, layer)` to [in, out], the numbers that the masked form draws."""
+    shapes: Params = {
+        name: {"kernel": (n_in, n_out), "bias": (n_out,)}
         for name, (n_in, n_out) in zip(spec.names, spec.shapes)
     }
-    if params.ndim == 1:
-        drawn = random_scores(key, layers)
-        return [drawn[name]["kernel"] for name in spec.names]
-    drawn = random_scores(key, dict.fromkeys(TWINS, layers))
-    return [jnp.stack([drawn[twin][name]["kernel"] for twin in TWINS]) for name in spec.names]
+    twins = len(TWINS) if params.ndim == 2 else 1
+    leaves, treedef = jax.tree.flatten([shapes] * twins, is_leaf=lambda x: isinstance(x, tuple))
+    parts = jax.tree.unflatten(treedef, rules.shared_uniform(leaves, params.dtype))
+
+    def uniform(key: Array, twin: Array | int, layer: int) -> Array:
+        name = spec.names[layer]
+        return jnp.stack([part[name]["kernel"](key) for part in parts])[twin]
+
+    return uniform

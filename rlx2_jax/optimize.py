@@ -5,15 +5,15 @@ has the dense gradient at every step; the compact form has that of the live
 links, and what growth goes by on a mask update only (`linked`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax import adam, compact, forms, linked, networks
+from rlx2_jax import adam, compact, forms, linked, networks, rules
 from rlx2_jax.branch import every
-from rlx2_jax.topology import Schedule, evolution, random_scores
+from rlx2_jax.topology import Schedule, evolution
 from rlx2_jax.types import Array, Masks, Network, Params
 
 MASK_STEPS = ("skip", "after")
@@ -35,7 +35,8 @@ def learn(
     *,
     rows: int,
     leak: Params | None = None,
-    random_growth: bool = True,
+    grow: Sequence[str] = ("gradient", "random"),
+    drop: Sequence[str] = ("magnitude",),
     interval: int,
     mask_step: str = "skip",
     moments: str = "zero",
@@ -48,7 +49,7 @@ def learn(
       loss: bound parameters (`networks.bind`) to a value and anything else; it applies the network
         once, to a batch of `rows`.
       leak: what growth scores have besides the gradient.
-      random_growth: static; False where no lane grows at random.
+      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
       others: as in `step`.
 
     Returns:
@@ -64,17 +65,17 @@ def learn(
         def evolve(before: Network) -> Network:
             # The gradient is that of the network before its optimizer step.
             own = network if mask_step == "after" else before
-            scores = linked.growth_scores(own, loss, rows, adam.guard(grads)[1])
-            options = {"regrow": regrow, "random_growth": random_growth}
-            return linked.evolve_network(before, scores, count, schedule, key, **options)
+            guarded, finite = adam.guard(grads)
+            factors = linked.growth_factors(own, loss, rows, finite)
+            options = {"regrow": regrow, "grow": grow, "drop": drop}
+            return linked.evolve_network(before, guarded, factors, count, schedule, key, **options)
     else:
 
         def evolve(before: Network) -> Network:
-            scores, _ = adam.guard(grads)
-            scores = scores if leak is None else jax.tree.map(jnp.add, scores, leak)
-            return _evolve_network(
-                before, scores, count, schedule, key, moments, regrow, remask_target
-            )
+            guarded, _ = adam.guard(grads)
+            scored = guarded if leak is None else jax.tree.map(jnp.add, guarded, leak)
+            scores = _scores(before, guarded, scored, schedule, key, grow, drop)
+            return _evolve_network(before, *scores, count, schedule, moments, regrow, remask_target)
 
     _check(interval, mask_step, moments)
     new, finite = _advance(
@@ -93,6 +94,8 @@ def step(
     *,
     interval: int,
     scores: Params | None = None,
+    grow: Sequence[str] = ("gradient", "random"),
+    drop: Sequence[str] = ("magnitude",),
     mask_step: str = "skip",
     moments: str = "zero",
     regrow: str = "keep",
@@ -108,7 +111,8 @@ def step(
       schedule: of this lane; `schedule.due(count)` implies `count % interval == 0`.
       key: for random growth.
       interval: static; the branch is taken at its multiples.
-      scores: what growth goes by, when not by `grads`.
+      scores: the dense gradient that growth rules see, when not `grads`.
+      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
       mask_step: `skip` the optimizer step on a mask update, or evolve `after` it.
       moments: `zero` those of links dropped or newly grown, or `keep` all.
       regrow: as in `evolve`.
@@ -117,8 +121,9 @@ def step(
     _check(interval, mask_step, moments)
 
     def evolve(before: Network) -> Network:
-        own = grads if scores is None else scores
-        return _evolve_network(before, own, count, schedule, key, moments, regrow, remask_target)
+        scored = grads if scores is None else scores
+        own = _scores(before, grads, scored, schedule, key, grow, drop)
+        return _evolve_network(before, *own, count, schedule, moments, regrow, remask_target)
 
     return _advance(network, grads, learning_rate, count, schedule, evolve, interval, mask_step)[0]
 
@@ -177,20 +182,45 @@ def _check(interval: int, mask_step: str, moments: str) -> None:
         raise ValueError(f"interval={interval}: use a whole number of at least 1")
 
 
-def _evolve_network(
+def _scores(
     network: Network,
-    scores: Params,
-    count: Array,
+    grads: Params,
+    dense_grads: Params,
     schedule: Schedule,
     key: Array,
+    grow: Sequence[str],
+    drop: Sequence[str],
+) -> tuple[Params, Params]:
+    """Growth scores and keep scores of every array, by the lane's own rules."""
+    return rules.tree_scores(
+        network.params,
+        grads,
+        dense_grads,
+        lambda x: rules.select([rules.GROW[r](key, x) for r in grow], schedule.grow),
+        lambda x: rules.dense(rules.select([rules.DROP[r](x) for r in drop], schedule.drop)),
+        [x.ndim >= 2 for x in jax.tree.leaves(network.params)],
+        (network.moments.mu, network.moments.nu),
+    )
+
+
+def _evolve_network(
+    network: Network,
+    grow_scores: Params,
+    keep_scores: Params,
+    count: Array,
+    schedule: Schedule,
     moments: str,
     regrow: str,
     remask_target: bool,
 ) -> Network:
-    fraction = schedule.fraction(count)
-    chance = random_scores(key, scores)
-    scores = jax.tree.map(lambda g, r: jnp.where(schedule.random, r, g), scores, chance)
-    new = evolution(network.params, network.masks, scores, fraction, regrow=regrow)
+    new = evolution(
+        network.params,
+        network.masks,
+        grow_scores,
+        schedule.fraction(count),
+        keep_scores=keep_scores,
+        regrow=regrow,
+    )
     inherit = lambda tree: jax.tree.map(  # noqa: E731
         lambda x, keep: jnp.where(keep, x, 0.0), tree, new.inherited
     )

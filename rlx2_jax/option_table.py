@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlx2_jax import masks
+from rlx2_jax import masks, rules
 from rlx2_jax.options import NEVER, Option
 from rlx2_jax.topology import REGROW
 
@@ -17,12 +17,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "dense": {**_PLAIN, "zeta0": 0.0, "actor_sparsity": 0.0, "critic_sparsity": 0.0},
     "tiny": {**_PLAIN, "zeta0": 0.0, "tiny": True},
     "ss": {**_PLAIN, "zeta0": 0.0},
-    "set": {**_PLAIN, "random_growth": True},
+    "set": {**_PLAIN, "grow": "random"},
     "rigl": {**_PLAIN},
     "rlx2": {},
     "rlx2-tiny": {"zeta0": 0.0, "tiny": True},
     "rlx2-ss": {"zeta0": 0.0},
-    "rlx2-set": {"random_growth": True},
+    "rlx2-set": {"grow": "random"},
 }
 
 
@@ -194,7 +194,8 @@ LANE = _table(
     _float("zeta0", "initial mask update fraction ζ_0", 0.5, most=1.0),
     _int("mask_interval", "mask update interval Δ_m, in updates of a network", 10_000),
     _int("t_end", "T_end, critic updates until masks are final; default: the whole run"),
-    Option("random_growth", "bool", "grow links at random instead of by gradient", False),
+    Option("grow", "choice", "growth rule", "gradient", rules.GROW),
+    Option("drop", "choice", "drop rule", "magnitude", rules.DROP),
     _int("n", "steps of the multi-step target", {"td3": 3, "sac": 2}, reference={"sac": 3}),
     _int("t0", "T_0, before which targets are 1-step", 300_000, least=0),
     _float("d0", "policy distance threshold D_0", 0.2),

@@ -6,7 +6,7 @@ are derived from it.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Option:
       kind: `choice`, `bool`, `int` (32 bits) or `float` (32 bits).
       about: one phrase, for `--help` and the documentation.
       default: a value, or one for each algorithm. None: computed from other settings.
-      allowed: of a choice.
+      allowed: of a choice; a table that users can add to is looked up when a value is checked.
       least, most: inclusive bounds; `below` is an exclusive upper bound.
       paper, reference: what these presets choose, if not the default; may depend on the algorithm.
       meanings: what values stand for, where their names do not say it.
@@ -35,7 +35,7 @@ class Option:
     kind: str
     about: str
     default: Any = None
-    allowed: tuple[str, ...] = ()
+    allowed: Collection[str] = ()
     least: float | None = None
     most: float | None = None
     below: float | None = None
@@ -58,7 +58,7 @@ class Option:
     def rule(self) -> str:
         """What is allowed, as the end of an error message."""
         if self.kind == "choice":
-            return f"use one of {self.allowed}"
+            return f"use one of {tuple(self.allowed)}"
         if self.kind == "bool":
             return "use true or false"
         if self.kind == "int":

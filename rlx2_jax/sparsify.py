@@ -8,7 +8,7 @@ updates, state = tx.update(grads, state, params)  # grads: dense, as jax.grad gi
 params = optax.apply_updates(params, updates)  # exactly zero off the mask
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,16 +18,15 @@ import numpy as np
 import optax
 
 from rlx2_jax import masks as masks_lib
+from rlx2_jax import rules
 from rlx2_jax.masks import Predicate, is_weight
-from rlx2_jax.topology import REGROW, evolution, random_scores, update_fraction
+from rlx2_jax.topology import REGROW, evolution, update_fraction
 from rlx2_jax.types import Array, Masks, Params
 
-Score = Callable[[Array, Params], Params]
-
-# What a method grows by, given a key and the dense gradient; None never evolves.
-METHODS: dict[str, Score | None] = {
-    "rigl": lambda key, grads: grads,
-    "set": random_scores,
+# The growth rule of each method; None never evolves.
+METHODS: dict[str, str | None] = {
+    "rigl": "gradient",
+    "set": "random",
     "ss": None,
     "static": None,  # another name of ss
     "dense": None,
@@ -49,6 +48,8 @@ def sparsify(
     sparsity: float | Sequence[float],
     *,
     method: str = "rigl",
+    grow: str | rules.GrowRule | None = None,
+    drop: str | rules.DropRule = "magnitude",
     interval: int | None = None,
     zeta0: float = 0.5,
     t_end: int | None = None,
@@ -70,6 +71,8 @@ def sparsify(
       sparsity: of all sparse leaves together, or one value for each. Dense networks ignore it.
       method: `rigl` grows by |gradient|, `set` at random; `ss` (or `static`) keeps its first
         mask; `dense` has all links.
+      grow: another growth rule for `rigl` and `set`: a name of `rules.GROW`, or a function.
+      drop: a name of `rules.DROP`, or a function. Rules see no moments here.
       interval, t_end: Δ_m and T_end in updates; rigl and set need both.
       zeta0: ζ_0, the first share of links to move.
       distribution, init, sparse: as in `masks.init`.
@@ -93,7 +96,10 @@ def sparsify(
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"tx={tx!r} is no optax transformation: give one, as optax.adam(1e-3)")
     inner_tx = optax.with_extra_args_support(tx)
-    grow_by = METHODS[method] if zeta0 > 0 else None
+    grow_by = _rule("grow", grow or METHODS[method], rules.GROW)
+    drop_by = _rule("drop", drop, rules.DROP)
+    if METHODS[method] is None and grow is not None:
+        raise ValueError(f"grow={grow!r}: {method!r} keeps its links; use method='rigl'")
 
     def init_fn(params: Params) -> SparsifyState:
         key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
@@ -125,7 +131,7 @@ def sparsify(
             step, inner = inner_tx.update(masked, state.inner, current, **extra)
             return _onto(state.masks, step, params), inner, state.masks
 
-        def mask_update(score: Score) -> tuple[Params, Any, Masks]:
+        def mask_update(grow_by: rules.GrowRule) -> tuple[Params, Any, Masks]:
             if mask_step == "after":
                 step, inner, _ = optimizer_step()
                 before = optax.apply_updates(params, step)
@@ -133,16 +139,33 @@ def sparsify(
                 shapes = jax.eval_shape(optimizer_step)[0]
                 step = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
                 inner, before = state.inner, current
-            scores = score(jax.random.fold_in(state.key, count), updates)
+            key = jax.random.fold_in(state.key, count)
+            flat = jax.tree_util.tree_flatten_with_path(params)[0]
+            scores = rules.tree_scores(
+                before,
+                updates,
+                updates,
+                partial(grow_by, key),
+                drop_by,
+                [sparse(path, leaf) for path, leaf in flat],
+            )
             fraction = update_fraction(count, zeta0, t_end)
-            new = evolution(before, state.masks, scores, fraction, regrow=regrow, sparse=sparse)
+            new = evolution(
+                before,
+                state.masks,
+                scores[0],
+                fraction,
+                keep_scores=scores[1],
+                regrow=regrow,
+                sparse=sparse,
+            )
             if moments == "zero":
                 inner = optax.tree.map_params(
                     inner_tx, _inherit, inner, new.inherited, is_leaf=_is_absent
                 )
             return _onto(new.inherited, step, params), inner, new.masks
 
-        if grow_by is None:
+        if grow_by is None or zeta0 == 0:
             step, inner, masks = optimizer_step()
         else:
             due = (count % interval == 0) & (count < t_end)
@@ -175,6 +198,14 @@ def _inherit(moment: Any, keep: Array) -> Any:
     if _is_absent(moment) or moment.shape != keep.shape:
         return moment
     return jnp.where(keep, moment, jnp.zeros_like(moment))
+
+
+def _rule(name: str, rule: Any, table: dict[str, Any]) -> Any:
+    """A rule by name, or the function itself."""
+    if rule is None or callable(rule):
+        return rule
+    _choose(name, rule, tuple(table))
+    return table[rule]
 
 
 def _choose(name: str, value: str, allowed: Sequence[str]) -> None:

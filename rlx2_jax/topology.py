@@ -4,14 +4,13 @@
     I_drop = ArgTopK(-|θ ⊙ M|, k)
     I_grow = ArgTopK_{i ∉ M \\ I_drop}(|score|, k)
 
-Every layer keeps its exact number of links. RigL scores by the dense gradient, SET at random, a
-static network has ζ = 0: one code path, other data. k is traced, so that one compiled program
-serves all fractions and all lanes.
+Every layer keeps its exact number of links. What is scored is a rule's choice (`rules`): RigL
+grows by the dense gradient, SET at random, a static network has ζ = 0. k is traced, so that one
+compiled program serves all fractions and all lanes.
 """
 
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -47,6 +46,7 @@ def evolve(
     grow_scores: Params,
     fraction: Array | float,
     *,
+    keep_scores: Params | None = None,
     regrow: str = "keep",
     sparse: Predicate = is_weight,
 ) -> tuple[Params, Masks]:
@@ -55,11 +55,20 @@ def evolve(
     Args:
       params, masks, grow_scores: trees of the same structure; growth takes the largest |score|.
       fraction: ζ_t in [0, 1], possibly traced.
+      keep_scores: links with the smallest score are dropped; default |θ|.
       regrow: what a link just dropped may do: `keep`, grow again at once with its value (as the
         paper, its code and RigL); `zero`, grow again from zero; `forbid`, not grow again now.
       sparse: which leaves evolve, given path and leaf.
     """
-    evolved = evolution(params, masks, grow_scores, fraction, regrow=regrow, sparse=sparse)
+    evolved = evolution(
+        params,
+        masks,
+        grow_scores,
+        fraction,
+        keep_scores=keep_scores,
+        regrow=regrow,
+        sparse=sparse,
+    )
     return evolved.params, evolved.masks
 
 
@@ -69,18 +78,23 @@ def evolution(
     grow_scores: Params,
     fraction: Array | float,
     *,
+    keep_scores: Params | None = None,
     regrow: str = "keep",
     sparse: Predicate = is_weight,
 ) -> Evolution:
     """`evolve`, which also tells what was inherited."""
+    keep_scores = params if keep_scores is None else keep_scores
+    check_same_tree(params, keep_scores, "params", "keep_scores")
     check_same_tree(params, masks, "params", "masks")
     check_same_tree(params, grow_scores, "params", "grow_scores")
     flat, treedef = jax.tree_util.tree_flatten_with_path(params)
     evolved = [
-        evolve_layer(p, m, partial(dense_grow, s), fraction, regrow=regrow)
+        evolve_layer(p, m, partial(dense_grow, s), fraction, keep, regrow=regrow)
         if sparse(path, p)
         else Evolution(p, m, m)
-        for (path, p), m, s in zip(flat, jax.tree.leaves(masks), jax.tree.leaves(grow_scores))
+        for (path, p), m, s, keep in zip(
+            flat, *map(jax.tree.leaves, (masks, grow_scores, keep_scores))
+        )
     ]
     return Evolution(*(jax.tree.unflatten(treedef, field) for field in zip(*evolved)))
 
@@ -90,19 +104,25 @@ def evolve_layer(
     mask: Array,
     grow: Callable[[Array, Array], Array],
     fraction: Array | float,
+    keep_score: Array | None = None,
     *,
     regrow: str = "keep",
 ) -> Evolution:
-    """One layer of `evolution`. `grow(taken, k)` gives a mask of k places that are not taken."""
+    """One layer of `evolution`.
+
+    `grow(taken, k)` gives a mask of k places that are not taken. Links with the smallest
+    |keep_score| (default: the weight) are dropped.
+    """
     if regrow not in REGROW:
         raise ValueError(f"unknown regrow {regrow!r}: use one of {REGROW}")
     if isinstance(fraction, int | float) and not 0.0 <= fraction <= 1.0:
         raise ValueError(f"the update fraction {fraction} is not in [0, 1]")
+    score = weight if keep_score is None else keep_score
     live = mask.sum(dtype=jnp.int32)
     k = links_to_move(live, fraction)
     if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
         k = jnp.minimum(k, mask.size - live)
-    kept = largest(jnp.where(mask, jnp.abs(weight), -1.0), live - k)
+    kept = largest(jnp.where(mask, jnp.abs(score), -1.0), live - k)
     new_mask = kept | grow(mask if regrow == "forbid" else kept, k)
     inherited = (new_mask & mask) if regrow == "keep" else kept
     return Evolution(jnp.where(inherited, weight, 0.0), new_mask, inherited)
@@ -120,7 +140,8 @@ class Schedule(NamedTuple):
     zeta0: Array  # ζ_0; 0 never evolves (static and dense networks)
     interval: Array  # Δ_m, in updates of this network
     t_end: Array  # T_end, likewise
-    random: Array  # bool: score growth at random (SET) instead of by gradient (RigL)
+    grow: Array  # number of the growth rule among those of the program
+    drop: Array  # number of the drop rule, likewise
 
     def due(self, count: Array) -> Array:
         """Whether update `count` (from 1) is a mask update: bool[]."""
@@ -129,16 +150,6 @@ class Schedule(NamedTuple):
     def fraction(self, count: Array) -> Array:
         """ζ at update `count`: 0, which changes nothing, where no mask update is due."""
         return jnp.where(self.due(count), update_fraction(count, self.zeta0, self.t_end), 0.0)
-
-
-def random_scores(key: Array, like: Params) -> Params:
-    """SET's growth scores: uniform in (0, 1), one draw shared out over all leaves."""
-    leaves, treedef = jax.tree.flatten(like)
-    drawn = jax.random.uniform(key, (sum(x.size for x in leaves),), leaves[0].dtype)
-    parts = jnp.split(drawn, list(accumulate(x.size for x in leaves))[:-1])
-    return jax.tree.unflatten(
-        treedef, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
-    )
 
 
 if TYPE_CHECKING:

@@ -175,7 +175,7 @@ def test_lanes_are_grouped_by_form_and_live_links():
     assert [x.execution for x in chosen] == 2 * ["masked", "compact", "compact", "compact"]
     parts = plan.parts(cfg, chosen)
     assert [p.lanes for p in parts] == [(0, 4), (1, 2, 5, 6), (3, 7)]
-    assert [p.config.random_growth for p in parts] == [True, False, True]
+    assert [p.config.grow for p in parts] == [("gradient",), ("gradient",), ("random",)]
     assert parts[1].config.links == config.own_links(cfg, lanes[1])
     assert len(plan.describe(cfg, chosen)) == 3
     assert {x.execution for x in plan.choose(cfg, lanes, "masked")} == {"masked"}

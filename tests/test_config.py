@@ -118,7 +118,7 @@ def test_explicit_fields_win_over_presets():
 )
 def test_methods_are_data(method, n, trims, evolves, random, dense, tiny):
     lane = config.resolve(TD3, Lane(method=method))
-    assert lane.n == n and lane.random_growth == random and lane.tiny == tiny
+    assert lane.n == n and (lane.grow == "random") == random and lane.tiny == tiny
     assert (lane.trim_ratio or 0) > 0 if trims else lane.trim_ratio == 0
     assert (lane.zeta0 or 0) > 0 if evolves else lane.zeta0 == 0
     assert (lane.actor_sparsity == lane.critic_sparsity == 0.0) == dense

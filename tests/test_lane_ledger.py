@@ -65,13 +65,13 @@ def test_masks_that_never_change_cost_nothing():
     for static in (
         of_small(zeta0=0.0),
         of_small(method="rlx2-ss"),
-        of_small(random_growth=True),
+        of_small(grow="random"),
         of_small(mask_interval=900),  # as many updates as there are: the last one is not due
         of_small(t_end=10),
     ):
         assert static.actor_evolution_flops == static.critic_evolution_flops == 0
         assert static.train_flops == pytest.approx(336.6 - 7.6 - 21.6)
-    assert of_small(method="set", random_growth=False).critic_evolution_flops > 0
+    assert of_small(method="set", grow="gradient").critic_evolution_flops > 0
     once = of_small(t_end=11)  # 11 updates of the critic, 5 of the actor
     assert (once.actor_evolution_flops, once.critic_evolution_flops > 0) == (0, True)
 

@@ -46,9 +46,9 @@ def network(seed=0, density=0.5):
     return optimize.init(params, mask, target=target)
 
 
-def schedule(zeta0=0.5, interval=INTERVAL, t_end=T_END, random=False):
+def schedule(zeta0=0.5, interval=INTERVAL, t_end=T_END, grow=0, drop=0):
     return topology.Schedule(
-        jnp.float32(zeta0), jnp.int32(interval), jnp.int32(t_end), jnp.asarray(random)
+        jnp.float32(zeta0), *(jnp.int32(x) for x in (interval, t_end, grow, drop))
     )
 
 
@@ -201,7 +201,7 @@ def test_static_never_changes(warm):
 
 
 def test_set_grows_at_random_and_never_by_gradient(warm):
-    plan = schedule(random=True)
+    plan = schedule(grow=1)
     new, again, other = (
         step(warm, random_tree(seed), INTERVAL, plan, key)
         for seed, key in ((20, 0), (21, 0), (20, 1))
@@ -242,7 +242,7 @@ def many_updates(net, plan, grads):
 @pytest.mark.parametrize("random", [False, True])
 def test_exactly_zero_off_the_mask_after_many_updates(random):
     """Default options, 300 updates, 57 mask updates: parameters, moments, targets, counts."""
-    net, plan = network(3, 0.4), schedule(t_end=290, interval=5, random=random)
+    net, plan = network(3, 0.4), schedule(t_end=290, interval=5, grow=int(random))
     last, (good, links) = many_updates(net, plan, random_tree(4, (300,)))
     assert jax.tree.all(jax.tree.map(lambda g: bool(g.all()), good))
     assert_equal(links, jax.tree.map(lambda m: np.full(300, int(m.sum())), net.masks))

@@ -111,9 +111,7 @@ def test_equals_optimize_step(method):
     first = get_masks(state)
     params = masks.apply(random_tree(0), first)
     net = optimize.init(params, first)
-    plan = topology.Schedule(
-        jnp.float32(0.5), jnp.int32(INTERVAL), jnp.int32(T_END), jnp.asarray(after)
-    )
+    plan = topology.Schedule(jnp.float32(0.5), *(jnp.int32(x) for x in (INTERVAL, T_END, after, 0)))
     reference = jit(
         lambda net, grads, count, key: optimize.step(
             net,

@@ -243,23 +243,24 @@ def test_leaves_that_are_not_sparse_pass_through():
     np.testing.assert_array_equal(rest["table"], tree[1]["table"])
 
 
-def test_random_scores():
-    like = {"a": jnp.zeros((4, 5)), "b": jnp.zeros((4, 5)), "c": jnp.zeros(3)}
-    draw = jit(topology.random_scores)
-    one, again, other = (draw(jax.random.key(seed), like) for seed in (0, 0, 1))
-    jax.tree.map(np.testing.assert_array_equal, one, again)
-    assert not np.array_equal(one["a"], one["b"])
-    assert not np.array_equal(one["a"], other["a"])
-    assert all(x.min() >= 0 and x.max() < 1 for x in jax.tree.leaves(one))
-
-
 @pytest.mark.parametrize(
     ("zeta0", "interval", "t_end", "due"),
     [(0.5, 3, 10, [3, 6, 9]), (0.5, 5, 10, [5]), (0.5, 5, 11, [5, 10]), (0.0, 3, 10, [])],
 )
 def test_schedule_by_hand(zeta0, interval, t_end, due):
-    schedule = topology.Schedule(*map(jnp.asarray, (zeta0, interval, t_end, False)))
+    schedule = topology.Schedule(*map(jnp.asarray, (zeta0, interval, t_end, 0, 0)))
     assert [t for t in range(1, 13) if schedule.due(jnp.asarray(t))] == due
+
+
+def test_drops_by_another_score():
+    w, mask = layer([5, 1, 4, 2, 3, 0]), layer([1, 1, 1, 1, 1, 0]) > 0
+    keep = layer([1, 9, -8, 7, 2, 0])  # by magnitude: the first and the fifth go
+    new, left = topology.evolve(
+        {"w": w}, {"w": mask}, {"w": w * 0}, 0.4, keep_scores={"w": keep}, regrow="forbid"
+    )
+    assert left["w"].sum() == 5  # only one place was free
+    np.testing.assert_array_equal(np.asarray(left["w"]).ravel(), [0, 1, 1, 1, 1, 1])
+    np.testing.assert_array_equal(np.asarray(new["w"]).ravel(), [0, 1, 4, 2, 3, 0])
 
 
 def test_errors():

@@ -31,6 +31,7 @@ def evolve(
     scores: Sequence[Score],
     fraction: Array | float,
     *,
+    keep_scores: Array | None = None,
     regrow: str = "keep",
     max_fraction: float = 1.0,
 ) -> tuple[Index, Array]:
@@ -41,6 +42,8 @@ def evolve(
       scores: per layer, growth scores [in, out] or the pair (x [in, batch], g_y [out, batch])
         whose product is the score.
       fraction: ζ_t in [0, 1], possibly traced; 0 changes nothing.
+      keep_scores: [parameters] or [links]; links with the smallest |score| are dropped. Default
+        |θ|.
       regrow: what a link just dropped may do: `keep`, grow again at once with its value; `zero`,
         grow again from zero; `forbid`, not grow again now.
       max_fraction: static bound on `fraction`, which bounds the memory and time of the top-k.
@@ -52,9 +55,9 @@ def evolve(
         raise ValueError(f"unknown regrow {regrow!r}: use one of {REGROW}")
     if isinstance(fraction, int | float) and not 0.0 <= fraction <= max_fraction:
         raise ValueError(f"the update fraction {fraction} is not in [0, {max_fraction}]")
-    spec = index.spec
+    spec, keep = index.spec, flat if keep_scores is None else keep_scores
     moved = [
-        _evolve_layer(flat, index, layer, score, fraction, regrow, max_fraction)
+        _evolve_layer(keep, index, layer, score, fraction, regrow, max_fraction)
         for layer, score in enumerate(scores)
     ]
     new_index, order = build_index([place for place, _ in moved], spec)
@@ -78,7 +81,7 @@ def links_to_move(live: Array, fraction: Array | float) -> Array:
 
 
 def _evolve_layer(
-    flat: Array,
+    keep: Array,
     index: Index,
     layer: int,
     score: Score,
@@ -97,8 +100,8 @@ def _evolve_layer(
     k = jnp.minimum(links_to_move(live, fraction), most)
     if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
         k = jnp.minimum(k, dead - live)
-    values = flat[index.spec.slices("values")[layer]][perm]
-    size = jnp.where(place < dead, jnp.abs(values), -1.0)
+    keep = keep[index.spec.slices("values")[layer]][perm]
+    size = jnp.where(place < dead, jnp.abs(keep), -1.0)
     order = jnp.argsort(-size, stable=True)
     kept = jnp.zeros(nnz, bool).at[order].set(jnp.arange(nnz) < live - k)
     taken = place if regrow == "forbid" else jnp.where(kept, place, dead)

@@ -62,7 +62,8 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
     """The programs that run `lanes`, each lane in its form."""
     masked = tuple(i for i, lane in enumerate(lanes) if lane.execution == "masked")
     rest = [i for i, lane in enumerate(lanes) if lane.execution == "compact"]
-    found = [Part(config, masked)] if masked else []
+    used = _rules([configs.resolve(config, lanes[i]) for i in masked])
+    found = [Part(dataclasses.replace(config, **used), masked)] if masked else []
     own = [configs.own_links(config, lanes[i]) for i in rest]
     for group in compact.group_lanes([(*links.actor, *links.critic) for links in own]):
         members = tuple(rest[j] for j in group)
@@ -73,10 +74,18 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
             config,
             execution="compact",
             links=room,
-            random_growth=any(lane.random_growth for lane in resolved),
+            **_rules(resolved),
         )
         found.append(Part(own_config, members))
     return sorted(found, key=lambda part: part.lanes)
+
+
+def _rules(lanes: Sequence[Lane]) -> dict[str, tuple[str, ...]]:
+    """The rules that lanes use, as fields of their program's `Config`."""
+    return {
+        name: tuple(sorted({str(getattr(lane, name)) for lane in lanes}))
+        for name in ("grow", "drop")
+    }
 
 
 def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]:

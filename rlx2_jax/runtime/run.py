@@ -68,11 +68,21 @@ class Run:
 
         try:
             fields = {k: v for k, v in value.items() if k != "format"}
-            fields["config"] = build(Config, fields["config"])
-            fields["lanes"] = tuple(build(Lane, lane) for lane in fields["lanes"])
+            fields["config"] = build(Config, _renamed(fields["config"]))
+            fields["lanes"] = tuple(build(Lane, _renamed(lane)) for lane in fields["lanes"])
             return Run(**fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"it does not describe a run ({files.first_line(error)})") from error
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a `Config` or a `Lane`, those of older versions under today's names."""
+    fields = dict(fields)
+    if "random_growth" in fields:  # until growth was a rule
+        old = fields.pop("random_growth")
+        if "capacity" not in fields:
+            fields["grow"] = None if old is None else "random" if old else "gradient"
+    return fields
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -248,7 +258,7 @@ def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
         oldest_k=config.oldest_k,
         policy_delay=config.policy_delay,
         distribution=lane.distribution,
-        dense_gradient=not lane.random_growth,
+        dense_gradient=lane.grow != "random",
         dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
     )
 
