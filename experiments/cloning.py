@@ -107,7 +107,7 @@ def execute(
     updates = max(settings.steps // SHARE, 2)
     interval = max(1, updates * settings.eval_interval // settings.steps)
     settings = dataclasses.replace(
-        settings, steps=updates, warmup=0, execution="masked", algo="td3"
+        settings, steps=updates, warmup=0, num_envs=1, utd=1.0, execution="masked", algo="td3"
     )
     run = runs.make_run(settings, lanes)
     for name in (logging.EVALUATIONS, "summary.json"):

@@ -30,9 +30,9 @@ buffer tends to its lower bound; `--dry_run` says so.
 
 ## All flags
 Flags of lanes take comma-separated lists, and every combination of their values and seeds is a
-lane. Whole numbers have 32 bits. {never} means never in `t0`, `t_end`, `mask_interval` and
-`buffer_interval`; other values that a run cannot reach give a warning when it starts. B_min
-follows B_max, also in runs that are too short to fill the buffer.
+lane; in sweeps they take one value. Whole numbers have 32 bits. {never} means never in `t0`,
+`t_end`, `mask_interval` and `buffer_interval`; other values that a run cannot reach give a warning
+when it starts. B_min follows B_max, also in runs that are too short to fill the buffer.
 """
 
 

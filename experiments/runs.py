@@ -56,6 +56,8 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
     capacity = settings.capacity
     if capacity is None:
         capacity = min(max(b_max), made)
+    if fields.get("critic_actions") == "environment":
+        fields |= {"action_low": spec.action_low, "action_high": spec.action_high}
     n = [configs.METHODS.get(x.method, {}).get("n") if x.n is None else x.n for x in lanes]
     return Config(
         **{

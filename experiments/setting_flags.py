@@ -6,7 +6,7 @@ program or a run take one value.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -19,8 +19,13 @@ from rlx2_jax.options import NEVER, Option
 flags.disclaim_key_flags()  # the flags belong to the command that defines them
 
 LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
+LANE_NAMES = tuple(option.name for option in LANE_FLAGS)
+# Fields of `Config` that a run has only where they are given.
+CHOICE_NAMES = (*CHOICES, "policy_delay", "target_interval", "oldest_k")
 # Without a default of their own: the preset, the algorithm or other settings decide.
-_OPEN = (*CHOICES, "capacity", "policy_delay", "target_interval", "oldest_k")
+_OPEN = (*CHOICE_NAMES, "capacity")
+# In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), and B_max.
+_NOT_IN_SWEEPS = ("method", "algo", "steps", "eval_interval", "seeds", "capacity")
 
 
 class _Parser(flags.ArgumentParser):
@@ -79,6 +84,23 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
             _define(option, default, values, several=option.name == "hidden")
 
 
+def define_sweep_flags(scaled: Container[str], values: flags.FlagValues) -> list[str]:
+    """A flag of one value for every setting that a sweep can give all its units.
+
+    Args:
+      scaled: settings that count steps, which are in the paper's units there.
+
+    Returns:
+      The names of the flags; None is the value of those that are not given.
+    """
+    options = {o.name: o for o in (*CONFIG.values(), *RUN.values(), *LANE.values()) if o.flag}
+    names = [name for name in options if name not in _NOT_IN_SWEEPS]
+    for name in names:
+        note = " In the paper's steps: scales with the budget." if name in scaled else ""
+        _define(options[name], None, values, note=note, several=name == "hidden")
+    return names
+
+
 def lane_axes(values: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The lists that were given, by the field of `Lane`; all combinations of them are lanes."""
     given = {option.name: values.get(option.name) for option in LANE_FLAGS}
@@ -99,8 +121,7 @@ def lane_points(axes: Mapping[str, Sequence[Any]], seeds: int) -> list[dict[str,
 
 def choices(values: Mapping[str, Any]) -> dict[str, Any]:
     """The choices that were given, as fields of `Config`."""
-    names = (*CHOICES, "policy_delay", "target_interval", "oldest_k")
-    return {name: values[name] for name in names if values.get(name) is not None}
+    return {name: values[name] for name in CHOICE_NAMES if values.get(name) is not None}
 
 
 def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.Lane]:
@@ -123,13 +144,16 @@ def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.
     return [lane(point, seed) for point in points for seed in range(first, first + seeds)]
 
 
-def _define(option: Option, default: Any, values: flags.FlagValues, **parser: bool) -> None:
+def _define(
+    option: Option, default: Any, values: flags.FlagValues, note: str = "", **parser: bool
+) -> None:
     several = parser.get("several", False)
     about = f"{option.about[0].upper()}{option.about[1:]}."
     if default is None and option.name in CHOICES:
         about += " Overrides the preset (docs/presets.md)."
     if parser.get("distinct"):
         about += " A comma-separated list makes lanes."
+    about += note
     flags.DEFINE(
         _Parser(option, several=several, distinct=parser.get("distinct", False)),
         option.name,

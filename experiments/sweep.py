@@ -4,25 +4,31 @@ python -m experiments.sweep --list
 python -m experiments.sweep --suite=nstep --budget=short --dry_run
 python -m experiments.sweep --suite=table2,toy --budget=paper --shard=0/4 --logdir=/data/rlx2
 python -m experiments.sweep --suite=all --budget=smoke --logdir=runs/smoke
+python -m experiments.sweep --suite=table2 --budget=paper --preset=reference --env_version=v3
 
-The same command again continues where it stopped; a finished unit is never run again.
+The same command again continues where it stopped; a finished unit is never run again. Settings that
+are given reach every unit of every suite.
 """
 
 import dataclasses
 import fnmatch
+import functools
 import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, crash, preflight, runs, suites
+from experiments import cloning, crash, preflight, runs, setting_flags, suites
 from experiments.reporting import ledgers, tables
+from experiments.settings import SettingError
 from experiments.suites import base
-from rlx2_jax import files
+from rlx2_jax import config as configs
+from rlx2_jax import envs, files
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
@@ -35,6 +41,7 @@ from rlx2_jax.runtime.run import (
     chunk_size,
     has_run,
     memory_bytes,
+    read_run,
 )
 
 QUICK = (
@@ -53,6 +60,18 @@ def budget_of(name: str, **changes: Any) -> base.Budget:
     return dataclasses.replace(suites.BUDGETS[name], **given)
 
 
+def overrides_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings of all units, of flags that were given; -v3 tasks are EnvPool's."""
+    found = {name: value for name, value in given.items() if value is not None}
+    version, backend = found.pop("env_version", None), found.get("env_backend")
+    if version == "v3" and backend == "gymnasium":
+        raise SettingError(
+            "--env_version=v3 with --env_backend=gymnasium: Gymnasium has -v4 and -v5 only; leave "
+            "out --env_backend, or use --env_backend=envpool"
+        )
+    return {**found, "env_backend": "envpool"} if version == "v3" and backend is None else found
+
+
 def select(units: list[base.Unit], patterns: list[str]) -> list[base.Unit]:
     """The units whose names match one of `patterns`, in the order of the patterns."""
     found = [u for p in patterns for u in units if fnmatch.fnmatchcase(u.name, p)]
@@ -69,11 +88,14 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit]) -> dict:
     """The contents of `suite.json`: what there should be, so that a report sees what is missing."""
+    own = dataclasses.asdict(budget)
+    if not budget.overrides:  # as before there were any
+        del own["overrides"]
     return {
         "format": FORMAT,
         "suite": suite.name,
         "title": suite.title,
-        "budget": dataclasses.asdict(budget),
+        "budget": own,
         "units": [
             {
                 "name": unit.name,
@@ -119,6 +141,27 @@ def finished(directory: Path) -> bool:
     except files.Damaged:
         return False
     return True
+
+
+def _other_settings(unit: base.Unit, directory: Path) -> str:
+    """Why a finished unit is not the one that is asked for; empty if it is."""
+    if unit.kind != "train" or not has_run(directory):
+        return ""
+    try:
+        run = runs.make_run(unit.settings, unit.lanes)
+        execution.check_same_settings(read_run(directory), run, directory)
+    except (RunError, ValueError, ImportError) as error:
+        return str(error)
+    return ""
+
+
+def check_units(suite: str, units: list[base.Unit], execution_: str) -> None:
+    """Refuses settings under which a unit cannot run, before the first one is."""
+    for unit in units:
+        try:
+            runs.make_run(dataclasses.replace(unit.settings, execution=execution_), unit.lanes)
+        except (RunError, ValueError, ImportError) as error:
+            raise SettingError(f"{suite}/{unit.name}: {error}") from error
 
 
 def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: str) -> None:
@@ -188,8 +231,10 @@ def sweep(
 ) -> int:
     """Runs all units of this shard; returns the number that did not finish."""
     open_units: list[tuple[str, str]] = []
-    for suite in chosen:
-        units = suites.units(suite, budget)
+    planned = [(suite, suites.units(suite, budget)) for suite in chosen]
+    for suite, units in planned if budget.overrides else []:
+        check_units(suite.name, select(units, only or ["*"]), execution_)
+    for suite, units in planned:
         if not units:
             continue
         directory = logdir / suite.name
@@ -200,7 +245,11 @@ def sweep(
             path = logdir / unit.home / unit.home_name if unit.home else directory / unit.name
             head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
             if finished(path):
-                _say(f"{head}, finished before")
+                if other := _other_settings(unit, path):
+                    _say(f"{name} failed: {other}")
+                    open_units.append((name, other))
+                else:
+                    _say(f"{head}, finished before")
                 continue
             missing = [n for n in unit.needs if not finished(directory / n)]
             if missing:
@@ -221,8 +270,9 @@ def sweep(
     return len(open_units)
 
 
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """This command's flags, defined when it runs: other commands have some of the same names."""
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """This command's flags, defined when it runs: other commands have some of the same names.
+    Returns the names of those that are settings of all units."""
     own: dict[str, Any] = {"flag_values": values}
     names = ", ".join(suites.CATALOGUE)
     flags.DEFINE_list("suite", [], f"One or more of {names}; or all.", **own)
@@ -245,9 +295,21 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_bool("dry_run", False, "Show units, lanes and estimated hours, and stop.", **own)
     text = "Form of the networks, as in experiments.train."
     flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **own)
+    text = "paper: the text to the letter; reference: the authors' code."
+    flags.DEFINE_enum("preset", None, tuple(configs.PRESETS), text, **own)
+    text = "Version of the tasks; default: v5. v3, as in the paper, is EnvPool's."
+    flags.DEFINE_enum("env_version", None, base.VERSIONS, text, **own)
+    text = "Who simulates the environments; default: gymnasium."
+    flags.DEFINE_enum("env_backend", None, envs.BACKENDS, text, **own)
+    text = "Time limit of the environments; default: their own."
+    flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, **own)
+    text = "Step one half of the runs while the other half learns; default: true."
+    flags.DEFINE_bool("pipeline", None, text, **own)
+    names = ["preset", "env_version", "env_backend", "max_episode_steps", "pipeline"]
+    return names + setting_flags.define_sweep_flags(base.LEAST, values)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
@@ -255,7 +317,10 @@ def main(argv: list[str]) -> int:
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
-        changes = {name: given[name].value for name in ("fraction", "seeds", "evaluations")}
+        names = ("fraction", "seeds", "first_seed", "evaluations")
+        changes = {name: given[name].value for name in names}
+        overrides = {n: given[n].value for n in settings if n not in names}
+        changes |= {"version": given.env_version, "overrides": overrides_of(overrides)}
         budget = budget_of(given.budget, **changes)
         shard = parse_shard(given.shard)
         chosen = suites.find(given.suite or (["all"] if given.list else []))
@@ -280,5 +345,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    names = define_flags()
+    app.run(functools.partial(main, settings=names))

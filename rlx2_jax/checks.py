@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlx2_jax import masks
 from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
 from rlx2_jax.option_table import CONFIG, LANE
-from rlx2_jax.options import NEVER
+from rlx2_jax.options import LARGEST_FLOAT, NEVER
 
 if TYPE_CHECKING:
     from rlx2_jax.config import Config, Lane
@@ -43,7 +43,24 @@ def check_config(config: "Config") -> None:
                 f"{getattr(config, name)!r} needs the others: use {name}={other!r}, "
                 f"or execution='masked'"
             )
+    _check_action_bounds(config)
     _check_schedule(config)
+
+
+def _check_action_bounds(config: "Config") -> None:
+    low, high = config.action_low, config.action_high
+    if low is None and high is None:
+        return
+    if low is None or high is None or not len(low) == len(high) == config.action_dim:
+        raise ValueError(
+            f"action_low={low}, action_high={high}: give both, one value for each of the "
+            f"{config.action_dim} action components, or neither"
+        )
+    if not all(-LARGEST_FLOAT <= a <= b <= LARGEST_FLOAT for a, b in zip(low, high)):
+        raise ValueError(
+            f"action_low={low}, action_high={high}: networks need low <= high, both 32-bit floats; "
+            f"correct them, or use critic_actions='unit'"
+        )
 
 
 def _check_schedule(config: "Config") -> None:

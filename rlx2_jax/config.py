@@ -20,7 +20,7 @@ from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.option_table import METHODS as METHODS
 from rlx2_jax.topology import Schedule
-from rlx2_jax.types import Array
+from rlx2_jax.types import Array, Bounds
 
 
 class Links(NamedTuple):
@@ -78,6 +78,10 @@ class Config:
     both_ends: str = _default("both_ends")
     exploration: str = _default("exploration")
     sac_growth: str = _default("sac_growth")
+    critic_actions: str = _default("critic_actions")
+    # The environment's, where critics see its units; None: -1 and 1 of each component.
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
     # How networks are held, and for the compact form what its lanes share.
     execution: str = _default("execution")
     links: Links | None = None  # None: each lane's own
@@ -102,6 +106,14 @@ class Config:
     def critic_sizes(self) -> tuple[int, ...]:
         """Layer sizes of each of the two critics."""
         return (self.obs_dim + self.action_dim, *self.hidden, 1)
+
+    @property
+    def critic_bounds(self) -> Bounds | None:
+        """The bounds that critics see actions in; None where these are -1 and 1."""
+        if self.critic_actions == "unit" or self.action_low is None or self.action_high is None:
+            return None
+        same = set(self.action_low) == {-1.0} and set(self.action_high) == {1.0}
+        return None if same else (self.action_low, self.action_high)
 
     @property
     def scheme(self) -> str:

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlx2_jax import compact, dense
-from rlx2_jax.types import Array, Masks, Network, Params
+from rlx2_jax.types import Array, Bounds, Masks, Network, Params
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 TWINS = ("q1", "q2")
@@ -145,14 +146,14 @@ def policy(params: Params, obs: Array) -> Array:
 
 
 def q_values(
-    params: Params, obs: Array, action: Array, *, judge: bool = False
+    params: Params, obs: Array, action: Array, bounds: Bounds | None = None, *, judge: bool = False
 ) -> tuple[Array, Array]:
-    """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`.
+    """Both critics Q_θ1(s, a), Q_θ2(s, a): each `[...]`. `bounds` as in `critic_input`.
 
     With `judge`, for losses of actors, each critic has an input of its own: their gradients are
     then added up as two numbers, where XLA's sum over the critics is slow on CPUs.
     """
-    x = jnp.concatenate([obs, action], axis=-1)
+    x = critic_input(obs, action, bounds)
     if isinstance(params, Linked):
         inputs, axis = (jnp.stack([x, x]), 0) if judge else (x, None)
         q = jax.vmap(mlp, (0, axis))(params, inputs)
@@ -161,11 +162,27 @@ def q_values(
     return q[0, ..., 0], q[1, ..., 0]
 
 
-def q_value(params: Params, obs: Array, action: Array) -> Array:
-    """The first critic alone, Q_θ1(s, a): `[...]`."""
+def q_value(params: Params, obs: Array, action: Array, bounds: Bounds | None = None) -> Array:
+    """The first critic alone, Q_θ1(s, a): `[...]`. `bounds` as in `critic_input`."""
     linked = isinstance(params, Linked)
     first = jax.tree.map(lambda leaf: leaf[0], params) if linked else params["q1"]
-    return mlp(first, jnp.concatenate([obs, action], axis=-1))[..., 0]
+    return mlp(first, critic_input(obs, action, bounds))[..., 0]
+
+
+def critic_input(obs: Array, action: Array, bounds: Bounds | None) -> Array:
+    """(s, a) as critics see it: `[..., obs + act]`.
+
+    `action` is in [-1, 1] and stays so, or is mapped to `bounds` = (low, high) of each component.
+    """
+    if bounds is not None:
+        # As environments do (`envs.spaces`): halved first, so that no range is infinite.
+        low, high = (np.asarray(bound, np.float64) / 2 for bound in bounds)
+        centre, half = (
+            jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape)
+            for x in (high + low, high - low)
+        )
+        action = centre + half * action
+    return jnp.concatenate([obs, action], axis=-1)
 
 
 def gaussian(params: Params, obs: Array) -> tuple[Array, Array]:

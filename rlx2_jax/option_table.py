@@ -154,6 +154,15 @@ CHOICES = _table(
         reference="leaked",
         meanings={"critic": "their gradient", "leaked": "plus what the actor's loss left there"},
     ),
+    _choice(
+        "critic_actions",
+        "units of the actions that critics see",
+        "unit",
+        "environment",
+        reference="environment",
+        meanings={"unit": "[-1, 1]", "environment": "its action bounds"},
+        note="the paper does not say",
+    ),
 )
 
 CONFIG = _table(

@@ -83,13 +83,13 @@ def update(
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     if noise is None:
         noise = draw_noise(noise_key, config, count >= 0)
-    alpha = jnp.exp(state.log_alpha)
+    alpha, bounds = jnp.exp(state.log_alpha), config.critic_bounds
     y = _target(
         state, batch, noise.target, alpha, switched_n(step, count, config, hyper), config, hyper
     )
 
     def critic_loss(params: Params) -> tuple[Array, Array]:
-        q1, q2 = networks.q_values(params, batch.obs, batch.action)
+        q1, q2 = networks.q_values(params, batch.obs, batch.action, bounds)
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
     options = topology_options(config)
@@ -100,7 +100,7 @@ def update(
 
     def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
-        q1, q2 = networks.q_values(judges, batch.obs, action, judge=True)
+        q1, q2 = networks.q_values(judges, batch.obs, action, bounds, judge=True)
         return jnp.mean(alpha * log_prob - jnp.minimum(q1, q2)), log_prob
 
     def actor_step(before: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
@@ -165,7 +165,8 @@ def _target(
     last = step.last[:, None, None]
     last_obs = jnp.take_along_axis(batch.next_obs, last, axis=1)[:, 0]
     last_action = jnp.take_along_axis(actions, last, axis=1)[:, 0]
-    q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, last_action)
+    critic, bounds = networks.lagged(state.critic), config.critic_bounds
+    q1, q2 = networks.q_values(critic, last_obs, last_action, bounds)
     return jax.vmap(returns.sac_target, (0, 0, 0, None))(
         step, jnp.minimum(q1, q2), log_probs, alpha
     )

@@ -61,15 +61,15 @@ def update(
         learned one in the actor's loss and is what the critic regresses to.
     """
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
-    shape, dtype = batch.action.shape, jnp.dtype(config.dtype)
+    shape, dtype, bounds = batch.action.shape, jnp.dtype(config.dtype), config.critic_bounds
     noise = normal(noise_key, shape, dtype, count >= 0)
     n = switched_n(step, count, config, hyper)
     y = _target(state, batch, noise, n, config, hyper)
     if expert is not None:
-        y = networks.q_value(expert, batch.obs, batch.action)
+        y = networks.q_value(expert, batch.obs, batch.action, bounds)
 
     def critic_loss(params: Params) -> tuple[Array, Array]:
-        q1, q2 = networks.q_values(params, batch.obs, batch.action)
+        q1, q2 = networks.q_values(params, batch.obs, batch.action, bounds)
         return jnp.mean((q1 - y) ** 2) + jnp.mean((q2 - y) ** 2), jnp.mean(q1)
 
     options = topology_options(config)
@@ -80,7 +80,7 @@ def update(
 
     def actor_loss(params: Params) -> tuple[Array, None]:
         action = networks.policy(params, batch.obs)
-        return -jnp.mean(networks.q_value(judge, batch.obs, action)), None
+        return -jnp.mean(networks.q_value(judge, batch.obs, action, bounds)), None
 
     def actor_step(before: tuple[Network, Array, Array]) -> tuple[Network, Array, Array]:
         actor, loss, _, finite = optimize.learn(
@@ -128,5 +128,6 @@ def _target(
     action = networks.policy(networks.lagged(state.actor), last_obs)
     noise = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action = jnp.clip(action + noise, -1.0, 1.0)
-    q1, q2 = networks.q_values(networks.lagged(state.critic), last_obs, action)
+    critic, bounds = networks.lagged(state.critic), config.critic_bounds
+    q1, q2 = networks.q_values(critic, last_obs, action, bounds)
     return returns.td3_target(step, jnp.minimum(q1, q2))

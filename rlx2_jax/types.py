@@ -7,6 +7,7 @@ import jax
 Array = jax.Array
 Params = Any  # a pytree of arrays
 Masks = Any  # the same pytree, boolean
+Bounds = tuple[tuple[float, ...], tuple[float, ...]]  # low and high of each component
 
 
 class Transition(NamedTuple):

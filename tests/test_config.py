@@ -54,6 +54,7 @@ TABLE = [
     ("both_ends", "terminated", "truncated", "terminated"),
     ("exploration", "sample", "mean", "sample"),
     ("sac_growth", "critic", "leaked", "critic"),
+    ("critic_actions", "unit", "environment", "unit"),
 ]
 
 

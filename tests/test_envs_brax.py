@@ -26,7 +26,7 @@ class Run(NamedTuple):
 @pytest.fixture(scope="module")
 def run() -> Run:
     env = envs.make_device("inverted_pendulum", episode_length=LIMIT)
-    assert env.spec == (4, 1, LIMIT)
+    assert env.spec == (4, 1, LIMIT, (-3.0,), (3.0,))
     push = jnp.array([[[0.0], [0.0]], [[1.0], [-1.0]]])
 
     @jax.jit
@@ -99,7 +99,7 @@ def test_state_is_plain_arrays_that_continue_exactly(run, tmp_path):
 )
 def test_names_and_gymnasium_ids(name, sizes):
     env = envs.make_device(name)
-    assert env.spec == (*sizes, 1000)
+    assert env.spec[:3] == (*sizes, 1000)
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     state = jax.eval_shape(env.reset, key)
     action = jax.ShapeDtypeStruct((sizes[1],), jnp.float32)

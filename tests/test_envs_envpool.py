@@ -30,7 +30,8 @@ def roll(tasks, begin, end):
 )
 def test_tasks_of_every_version(env_id, sizes):
     tasks = make(env_id, 2)
-    assert tasks.spec == (*sizes, 1000)
+    assert tasks.spec[:3] == (*sizes, 1000)
+    assert tasks.spec[3:] == ((-1.0,) * sizes[1], (1.0,) * sizes[1])
     assert tasks.reset([0, 1]).shape == (2, sizes[0])
     step = roll(tasks, 0, 1)[0]
     assert [field.dtype for field in step] == ["f4", "f4", "f4", "?", "?", "?"]

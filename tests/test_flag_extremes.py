@@ -79,7 +79,7 @@ def _helps(args: list[str], message: str) -> bool:
 @pytest.mark.fast
 def test_some_extremes(dry_run):
     every = list(extremes.singles())
-    some = random.Random(1).sample(every, 60) + list(extremes.combinations(60, seed=1))
+    some = random.Random(1).sample(every, 60) + list(extremes.combinations(80, seed=1))
     found = check(dry_run, some)
     assert min(len(found[k]) for k in ("accepted", "flag", "setting")) >= 5
 

@@ -179,6 +179,22 @@ def test_a_damaged_configuration_has_a_copy(whole, stopped, tmp_path, text):
         resume(directory)
 
 
+def test_directories_without_later_fields_and_with_other_names_go_on(stopped, whole, tmp_path):
+    """Settings that came later have their defaults; lanes keep the names that they began with."""
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "config.json", directory / "checkpoints" / "config.json"):
+        value = files.read_json(path)
+        for name in ("critic_actions", "action_low", "action_high"):
+            del value["config"][name]
+        files.write_json(path, value)
+    wanted = small_run(chunk=1)
+    lanes = tuple(dataclasses.replace(lane, name="another") for lane in wanted.lanes)
+    wanted = dataclasses.replace(wanted, lanes=lanes)
+    execution.execute(wanted, directory, resume=True, progress=False)
+    same(directory, whole)
+    assert run.read_run(directory) == small_run(chunk=2)
+
+
 def test_an_edited_configuration_is_not_followed(stopped, tmp_path):
     directory = copy(stopped, tmp_path)
     for path in (directory / "config.json", directory / "checkpoints" / "config.json"):

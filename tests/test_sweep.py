@@ -130,6 +130,7 @@ def test_the_ledger_is_printed_at_once(tmp_path):
         (["--suite=tabel2"], "unknown suite tabel2"),
         (["--suite=toy", "--shard=3/2"], "--shard=3/2"),
         (["--suite=toy", "--units=hopper-*"], "no unit matches; see --list"),
+        (["--suite=nstep,toy", "--n=2", "--preset=reference"], "suite nstep varies n itself"),
         ([], "unknown suite (none given)"),
     ],
 )

@@ -94,6 +94,7 @@ def test_every_setting_has_a_flag(parse):
     derived = {"tiny", "execution", "name", "weights", "masks", "expert", "seed"}
     assert {f.name for f in dataclasses.fields(Lane)} - derived <= set(values)
     derived = {"obs_dim", "action_dim", "updates_per_step", "n_max", "dtype", "links"}
+    derived |= {"action_low", "action_high"}
     assert {f.name for f in dataclasses.fields(Config)} - derived <= set(values)
 
 

@@ -104,9 +104,10 @@ def _smaller(budget: dict[str, Any]) -> list[str]:
     ):
         if budget.get(name, printed) != printed:
             found.append(f"{text} {budget[name]} (at full budget: {printed})")
-    options = budget.get("env_options")
-    if isinstance(options, dict):
-        found += [f"{name} = {value}" for name, value in options.items()]
+    for name in ("env_options", "overrides"):
+        options = budget.get(name)
+        if isinstance(options, dict):
+            found += [f"{name} = {value}" for name, value in options.items()]
     return found
 
 

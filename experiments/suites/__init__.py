@@ -17,6 +17,7 @@ from experiments.suites import (
     toy,
 )
 from experiments.suites.base import BUDGETS, Budget, Suite, Unit, share
+from experiments.suites.overrides import overridden
 
 __all__ = ["BUDGETS", "CATALOGUE", "Budget", "Suite", "Unit", "find", "units"]
 
@@ -41,8 +42,9 @@ def find(names: list[str]) -> list[Suite]:
 
 
 def units(suite: Suite, budget: Budget) -> list[Unit]:
-    """A suite's units; those that the main table has as well live in its directory."""
-    found = suite.units(budget)
+    """A suite's units with the budget's overrides; those that the main table has as well live in
+    its directory."""
+    found = overridden(suite, budget)
     if suite.name == table2.SUITE.name:
         return found
-    return share(found, table2.SUITE.name, table2.SUITE.units(budget))
+    return share(found, table2.SUITE.name, overridden(table2.SUITE, budget))

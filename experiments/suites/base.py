@@ -20,6 +20,20 @@ Variant = tuple[str, str, dict[str, Any]]
 STEPS, SEEDS = 3_000_000, 8  # of the paper's runs
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
 NEVER = 2**31 - 1  # an interval that no run reaches
+VERSIONS = ("v3", "v4", "v5")  # of the tasks; the paper's is the first
+_OWN_VERSIONS = {("InvertedPendulum", "v3"): "v2"}  # never had a v3
+# Settings that count steps and scale with the budget, and the least that they become.
+LEAST = {
+    "t0": 0,
+    "t_end": 1,
+    "mask_interval": 10,
+    "buffer_interval": 10,
+    "b_min": 20,
+    "b_max": 40,
+    "warmup": 20,
+    "metrics_interval": 1,
+    "checkpoint_interval": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +52,15 @@ class Budget:
     evaluations: int = 600  # over the whole run; the paper has one every 5000 steps
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     clone_episodes: int = 20  # of the expert, for behaviour cloning
+    # Settings of all units by the names of flags, in the paper's units (`suites.overrides`).
+    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def steps(self, paper: float) -> int:
         """A number of steps of the paper's schedule at this budget, at least 1."""
         return max(1, round(paper * self.fraction))
 
     def env(self, task: str) -> str:
-        return f"{task}-{self.version}"
+        return f"{task}-{_OWN_VERSIONS.get((task, self.version), self.version)}"
 
     def seed_range(self) -> range:
         return range(self.first_seed, self.first_seed + self.seeds)
@@ -114,7 +130,7 @@ def settings(budget: Budget, task: str, algo: str = "td3", hidden: int = 256) ->
         env=budget.env(task),
         algo=algo,
         steps=steps,
-        warmup=max(budget.steps(25_000), 20),
+        warmup=scaled(budget, "warmup", 25_000),
         hidden=(width, width),
         batch_size=budget.batch_size,
         eval_interval=interval,
@@ -137,15 +153,13 @@ def lane(budget: Budget, method: str, seed: int, **fields: Any) -> Lane:
         "b_min": 100_000,
         "b_max": 1_000_000,
     }
-    scaled = {name: _scaled(budget, name, fields.pop(name, value)) for name, value in paper.items()}
-    return Lane(seed=seed, method=method, **scaled, **fields)
+    own = {name: scaled(budget, name, fields.pop(name, value)) for name, value in paper.items()}
+    return Lane(seed=seed, method=method, **own, **fields)
 
 
-def _scaled(budget: Budget, name: str, value: float) -> int:
-    if value >= NEVER:
-        return NEVER
-    least = {"t0": 0, "mask_interval": 10, "buffer_interval": 10, "b_min": 20, "b_max": 40}[name]
-    return max(least, round(value * budget.fraction))
+def scaled(budget: Budget, name: str, value: float) -> int:
+    """A setting of `LEAST` in the paper's steps, at this budget."""
+    return NEVER if value >= NEVER else max(LEAST[name], round(value * budget.fraction))
 
 
 def lanes(budget: Budget, variants: Sequence[Variant], **common: Any) -> tuple[Lane, ...]:

@@ -17,11 +17,13 @@ MAX_SEED = 2**31 - 1
 
 
 class EnvSpec(NamedTuple):
-    """Sizes of a task and its time limit (`None`: episodes are never cut)."""
+    """Sizes of a task, its time limit (`None`: episodes are never cut) and its action bounds."""
 
     obs_dim: int
     action_dim: int
     max_episode_steps: int | None
+    action_low: tuple[float, ...] | None = None  # None: -1 of each component
+    action_high: tuple[float, ...] | None = None  # None: 1 of each component
 
 
 class Step(NamedTuple):

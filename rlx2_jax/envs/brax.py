@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlx2_jax.envs.base import EnvSpec, quiet_mujoco, unknown_id
 from rlx2_jax.envs.device import DeviceEnv, from_functions
@@ -68,8 +69,16 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
             state = env.step(jax.tree.map(lambda x: x, state), action)
         return state, jnp.asarray(state.obs), state.reward, state.done > 0
 
-    spec = EnvSpec(start.obs.shape[0], env.action_size, episode_length)
+    spec = EnvSpec(start.obs.shape[0], env.action_size, episode_length, *_action_bounds(env))
     return from_functions(reset, step, spec)
+
+
+def _action_bounds(env: Any) -> list[tuple[float, ...] | None]:
+    """The actuators' range: Brax takes [-1, 1] and scales it to them where they differ."""
+    system = getattr(env, "sys", None)
+    if system is None:  # a task without physics
+        return [None, None]
+    return [tuple(map(float, bound)) for bound in np.asarray(system.actuator.ctrl_range).T]
 
 
 def _plain(name: str) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 
 from rlx2_jax.envs.base import (
     EnvironmentFailure,
-    EnvSpec,
     Step,
     check_seeds,
     freeze,
@@ -58,7 +57,7 @@ class EnvPoolEnvs:
         self._boxes = boxes
         self._limit = limit or float("inf")
         self._pool: Any = None
-        self.spec = EnvSpec(boxes.obs_dim, boxes.action_dim, limit or None)
+        self.spec = boxes.spec(limit or None)
         self.num_envs = num_envs
         self._seeds = [0] * num_envs
         self._steps = np.zeros(num_envs, np.int64)

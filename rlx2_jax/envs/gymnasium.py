@@ -18,7 +18,6 @@ import numpy as np
 from rlx2_jax.envs import snapshot
 from rlx2_jax.envs.base import (
     EnvironmentFailure,
-    EnvSpec,
     Step,
     check_seeds,
     freeze,
@@ -54,7 +53,7 @@ class GymnasiumEnvs:
         self._id = env_id
         self._limit = limit or float("inf")
         self._snapshot = snapshot.of(env)
-        self.spec = EnvSpec(self._boxes.obs_dim, self._boxes.action_dim, limit)
+        self.spec = self._boxes.spec(limit)
         self.num_envs = num_envs
         self.exact_restore = self._snapshot is not None
         self._seeds = [0] * num_envs

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx2_jax.envs.base import EnvSpec
+
 if TYPE_CHECKING:
     from gymnasium import Space
 
@@ -18,6 +20,7 @@ class Boxes:
 
     Attributes:
       obs_shape, obs_dim, action_dim: sizes; boxes of any shape count as vectors.
+      action_low, action_high: the bounds of each action component.
     """
 
     def __init__(self, env_id: str, observation: "Space[Any]", action: "Space[Any]"):
@@ -27,6 +30,8 @@ class Boxes:
         self.obs_shape: tuple[int, ...] = observation.shape or ()
         self.obs_dim = math.prod(self.obs_shape)
         self.action_dim = math.prod(box.shape)
+        self.action_low = tuple(float(x) for x in box.low.ravel())
+        self.action_high = tuple(float(x) for x in box.high.ravel())
         # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
         # Halved first: the range of a float64 box may be above the largest float64.
         low, high = box.low.astype(np.float64) / 2, box.high.astype(np.float64) / 2
@@ -34,6 +39,11 @@ class Boxes:
         self._same = bool((self._half == 1).all() and (self._centre == 0).all())
         # Rounding may carry centre ± half over a bound, but not where the centre is 0.
         self._clip = (box.low, box.high) if (self._centre != 0).any() else None
+
+    def spec(self, max_episode_steps: int | None) -> EnvSpec:
+        """The task's sizes and bounds."""
+        bounds = (self.action_low, self.action_high)
+        return EnvSpec(self.obs_dim, self.action_dim, max_episode_steps, *bounds)
 
     def scale(self, actions: np.ndarray) -> np.ndarray:
         """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""

@@ -114,12 +114,14 @@ class DeviceEvaluator:
                 "evaluation on the device needs a time limit: set one with --max_episode_steps"
             )
         self._program, self._episodes = program, episodes
+        config = program.config
         self._discount = np.array([lane.discount for lane in program.lanes])
 
         def episode(key, actor, critic):
             def body(carry, _):
                 env_state, active = carry
-                action, q = judge_lane(actor, critic, env_state.obs[None], program.config.algo)
+                obs = env_state.obs[None]
+                action, q = judge_lane(actor, critic, obs, config.algo, config.critic_bounds)
                 env_state, step = env.step(env_state, action[0])
                 ended = step.terminated | step.truncated
                 out = (step.reward, q[0], active, active & step.truncated & ~step.terminated)

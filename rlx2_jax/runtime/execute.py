@@ -85,7 +85,7 @@ def claim(
     path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
     if resume and has_run(directory):
         found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
-        _check_same_settings(found, dataclasses.replace(run, chunk=found.chunk), directory)
+        check_same_settings(found, run, directory)
         _check_memory(found)
         if restart:
             _discard(directory)
@@ -123,12 +123,15 @@ def _refuse_other_files(directory: Path) -> None:
         )
 
 
-def _check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
-    """The form of execution may differ: the run goes on in the one that it began with."""
-    plain = lambda run: dataclasses.replace(  # noqa: E731
-        run, lanes=tuple(dataclasses.replace(lane, execution="masked") for lane in run.lanes)
-    )
-    ours, theirs = (plain(x).to_json() for x in (wanted, found))
+def check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
+    """The form of execution, the chunk and names of lanes may differ: the run keeps those that it
+    began with."""
+
+    def plain(run: Run) -> dict[str, Any]:
+        own = [dataclasses.replace(x, execution="masked", name="") for x in run.lanes]
+        return dataclasses.replace(run, lanes=tuple(own), chunk=0).to_json()
+
+    ours, theirs = plain(wanted), plain(found)
     other = [name for name in ours if ours[name] != theirs[name]]
     if other:
         raise RunError(

@@ -15,7 +15,7 @@ from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.lane import ALGORITHMS, LaneState, Outcome
 from rlx2_jax.runtime import weights
-from rlx2_jax.types import Array, Masks, Params
+from rlx2_jax.types import Array, Bounds, Masks, Params
 
 
 class Inspection(NamedTuple):
@@ -39,10 +39,13 @@ def step_lanes(
     return jax.vmap(one)(state, outcome, hyper)
 
 
-def judge_lane(actor: Params, critic: Params, obs: Array, algo: str) -> tuple[Array, Array]:
-    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`."""
+def judge_lane(
+    actor: Params, critic: Params, obs: Array, algo: str, bounds: Bounds | None
+) -> tuple[Array, Array]:
+    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`. `bounds` as in
+    `networks.critic_input`."""
     action = ALGORITHMS[algo].mean_action(actor, obs)
-    return action, jnp.minimum(*networks.q_values(critic, obs, action))
+    return action, jnp.minimum(*networks.q_values(critic, obs, action, bounds))
 
 
 def _start_lanes(
@@ -58,10 +61,10 @@ _step = jax.jit(step_lanes, static_argnums=(4, 5), donate_argnums=0)
 _start = jax.jit(_start_lanes, static_argnums=(3, 4), donate_argnums=1)
 _agent = jax.jit(lanes_.init_agent, static_argnums=(0, 1))
 _judge = jax.jit(
-    lambda actor, critic, obs, algo: jax.vmap(functools.partial(judge_lane, algo=algo))(
-        actor, critic, obs
-    ),
-    static_argnums=3,
+    lambda actor, critic, obs, algo, bounds: jax.vmap(
+        functools.partial(judge_lane, algo=algo, bounds=bounds)
+    )(actor, critic, obs),
+    static_argnums=(3, 4),
 )
 _networks = jax.jit(jax.vmap(weights.of_agent))
 _inspect = jax.jit(lambda *args: jax.vmap(_inspect_lane)(*args))
@@ -138,7 +141,7 @@ class Program:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
         agent = state.agent
         actor, critic = networks.online(agent.actor), networks.online(agent.critic)
-        return _judge(actor, critic, obs, self.config.algo)
+        return _judge(actor, critic, obs, self.config.algo, self.config.critic_bounds)
 
     def inspect(self, state: LaneState, initial: dict[str, Masks]) -> Inspection:
         """Figures of the masks and the buffer."""

@@ -22,6 +22,8 @@ from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
 
 FORMAT = 5  # of the run directory
+# Fields of `Config` that directories of this format may lack, and what they then are.
+_LATER = {"critic_actions": "unit", "action_low": None, "action_high": None}
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 
@@ -51,8 +53,11 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Identifies the run's settings."""
-        return files.digest(files.to_json(self.to_json()).encode())
+        """Identifies the run's settings; the same with and without fields of `_LATER`."""
+        value = self.to_json()
+        fields = value["config"].items()
+        value["config"] = {k: v for k, v in fields if k not in _LATER or v != _LATER[k]}
+        return files.digest(files.to_json(value).encode())
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "Run":

@@ -1,0 +1,102 @@
+"""Settings given for a whole sweep, over those of its suites.
+
+`Budget.overrides` holds them by the names of flags, in the paper's units. What a suite varies
+itself cannot be given, and what a method decides (static masks, 1-step targets) stays the method's.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from experiments import setting_flags
+from experiments.cloning import SHARE
+from experiments.settings import SettingError, Settings
+from experiments.suites.base import LEAST, NEVER, Budget, Suite, Unit, scaled
+from rlx2_jax import config as configs
+from rlx2_jax import envs
+from rlx2_jax.config import METHODS, Lane
+from rlx2_jax.option_table import CHOICES, LANE
+
+
+def overridden(suite: Suite, budget: Budget) -> list[Unit]:
+    """The units of a suite with the settings that were given in place of its own."""
+    units, given = suite.units(budget), budget.overrides
+    if not given:
+        return units
+    fixed = varied(units)
+    if wrong := [name for name in given if name in fixed]:
+        flags = ", ".join(f"--{name}" for name in wrong)
+        raise SettingError(
+            f"{flags}: suite {suite.name} varies {', '.join(wrong)} itself; leave out the flag, or "
+            f"the suite"
+        )
+    return [_change(suite, unit, budget, fixed) for unit in units]
+
+
+def varied(units: Sequence[Unit]) -> set[str]:
+    """Settings that differ between runs of one task, or lanes of one method of such a run."""
+    seen: dict[tuple[str, ...], set[str]] = {}
+    for unit in units:
+        settings = unit.settings
+        run = (settings.env, settings.algo)
+        own = {**_unset_choices(), **dataclasses.asdict(settings), **settings.choices}
+        for name, value in own.items():
+            if name != "choices":
+                seen.setdefault((*run, name), set()).add(repr(value))
+        for lane in unit.lanes:
+            key = (repr(settings), lane.method)
+            for name in setting_flags.LANE_NAMES:
+                seen.setdefault((*key, name), set()).add(repr(getattr(lane, name)))
+    return {key[-1] for key, values in seen.items() if len(values) > 1}
+
+
+def _unset_choices() -> dict[str, None]:
+    return dict.fromkeys(setting_flags.CHOICE_NAMES)
+
+
+def _change(suite: Suite, unit: Unit, budget: Budget, fixed: set[str]) -> Unit:
+    settings = _settings(unit.settings, budget, fixed)
+    if unit.kind == "clone" and settings.env_backend in envs.DEVICE_BACKENDS:
+        raise SettingError(
+            f"--env_backend={settings.env_backend}: suite {suite.name} clones behaviour, which "
+            f"needs one of {envs.HOST_BACKENDS}"
+        )
+    lanes = tuple(_lane(lane, settings, budget, fixed, unit.kind) for lane in unit.lanes)
+    return dataclasses.replace(unit, settings=settings, lanes=lanes)
+
+
+def _settings(settings: Settings, budget: Budget, fixed: set[str]) -> Settings:
+    given = budget.overrides
+    names = {field.name for field in dataclasses.fields(Settings)}
+    fields = {k: _in_budget(budget, k, v) for k, v in given.items() if k in names}
+    if "hidden" in fields:
+        fields["hidden"] = tuple(fields["hidden"])
+    new = dataclasses.replace(settings, **fields)
+    # A suite that varies a choice has its default where it names none, whatever the preset.
+    defaults = {name: option.default for name, option in CHOICES.items()}
+    pinned = {name: value for name, value in defaults.items() if name in fixed}
+    chosen = {**pinned, **settings.choices, **setting_flags.choices(given)}
+    preset = {**defaults, **configs.preset(new.preset, new.algo)}
+    choices = {k: v for k, v in chosen.items() if k not in CHOICES or v != preset[k]}
+    options = dict(settings.env_options)
+    limit = given.get("max_episode_steps", options.pop("max_episode_steps", None))
+    if limit is not None:
+        options |= envs.time_limit(new.env_backend, limit)
+    return dataclasses.replace(new, choices=choices, env_options=options)
+
+
+def _lane(lane: Lane, settings: Settings, budget: Budget, fixed: set[str], kind: str) -> Lane:
+    preset = configs.lane_preset(settings.preset, settings.algo, lane.method)
+    given = {k: v for k, v in budget.overrides.items() if k in LANE}
+    fields = {k: v for k, v in preset.items() if k not in fixed} | given
+    if "b_max" in fields and "b_min" not in {*fields, *fixed}:
+        fields["b_min"] = min(LANE["b_min"].default, fields["b_max"] // 10)
+    fields = {k: v for k, v in fields.items() if k not in METHODS[lane.method]}
+    if kind == "clone" and fields.get("t_end", NEVER) != NEVER:
+        fields["t_end"] = max(1, fields["t_end"] // SHARE)
+    new = {k: _in_budget(budget, k, v) for k, v in fields.items()}
+    return dataclasses.replace(lane, **new)
+
+
+def _in_budget(budget: Budget, name: str, value: Any) -> Any:
+    return scaled(budget, name, value) if name in LEAST else value
