@@ -21,6 +21,7 @@ from rlx2_jax import __version__, envs, export, networks
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor, c, compare, manifest, onnx
 from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
+from rlx2_jax.export.episodes import Act
 from rlx2_jax.export.quantize import dequantized
 from rlx2_jax.runtime.run import Run, RunError
 
@@ -60,7 +61,7 @@ def check_formats(formats: list[str], int8: bool) -> list[str]:
 
 
 def cost_of_int8(
-    run: Run, policy: export.SparsePolicy, act: compare.Act, seed: int, episodes: int
+    run: Run, policy: export.SparsePolicy, act: Act, seed: int, episodes: int
 ) -> compare.Difference:
     """The return of the 8-bit policy against the float one, in episodes that begin alike."""
     if run.backend in envs.DEVICE_BACKENDS:
@@ -103,6 +104,8 @@ def export_lane(
     expected = reference(found, algo, made.obs)
     for format_ in formats:
         made.write(format_, expected)
+    if "npz" in formats:
+        made.write_runtime()
     act = made.write_int8(expected) if int8 else None
     about: dict[str, Any] = {
         "rlx2_jax": __version__,

@@ -3,19 +3,23 @@
 python -m experiments.render --logdir=runs/hopper --lane=0 --out=episode.gif
 python -m experiments.render --logdir=runs/hopper --lane=0 --out=episode.png
 
-Needs OpenGL; without a screen EGL is tried first (MUJOCO_GL=osmesa is the other choice).
+A video has the first 300 frames at the task's own speed, a strip spans the episode. Needs OpenGL;
+without a screen EGL is tried first (MUJOCO_GL=osmesa is the other choice).
 """
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from absl import app, flags, logging
 
 from experiments.export import reference
+from rlx2_jax.envs.base import quiet_mujoco
+from rlx2_jax.envs.spaces import Boxes
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor
 from rlx2_jax.lane import Stream
@@ -23,63 +27,130 @@ from rlx2_jax.runtime.evaluate import seeds
 from rlx2_jax.runtime.run import RunError
 
 STRIP = 8  # pictures in a strip
+WIDEST = 320  # pixels of a frame: what is wider is reduced
+FPS = 30  # at most
+MOST_FRAMES = 300  # of a video
+COLOURS = 64  # of a GIF
 LONGEST = 100_000  # steps of an episode
 VIDEOS = (".gif", ".mp4")
 
 
-def episode(
-    logdir: Path, lane: int, every: int = 2, *, allow_imports: bool = False
-) -> tuple[np.ndarray, float, int]:
-    """Every `every`-th frame of a lane's first evaluation episode, its return and length."""
+class Shown(NamedTuple):
+    """One episode."""
+
+    frames: np.ndarray  # u8[frames, height, width, 3]
+    fps: float  # at the task's own speed
+    total: float  # return
+    length: int  # steps
+
+
+def episode(logdir: Path, lane: int, *, allow_imports: bool = False) -> Shown:
+    """A lane's first evaluation episode."""
     run = actor.read_run(logdir, allow_imports=allow_imports)
     found = actor.actor_of(run, logdir, lane)
     if run.backend != "gymnasium":
         raise RunError(f"only Gymnasium's tasks can be drawn, this run has {run.backend}")
-    env: Any = gymnasium.make(run.env, render_mode="rgb_array", **run.env_options)
+    seed = seeds(run.lanes[lane].seed, Stream.EVALUATION, 1)[0]
+    act = lambda obs: reference(found, run.config.algo, obs)  # noqa: E731
+    return record(run.env, run.env_options, act, seed)
+
+
+def record(
+    env_id: str,
+    options: Mapping[str, Any],
+    act: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+) -> Shown:
+    """The noise-free episode of `act` ([1, obs] -> [1, act] in [-1, 1]) that begins with `seed`."""
+    env = _make(env_id, options)
     try:
-        obs, _ = env.reset(seed=seeds(run.lanes[lane].seed, Stream.EVALUATION, 1)[0])
-        low, high = env.action_space.low, env.action_space.high
+        boxes = Boxes(env_id, env.observation_space, env.action_space)
+        fps = float(env.metadata.get("render_fps") or FPS)
+        every = max(1, round(fps / FPS))
+        obs, _ = env.reset(seed=seed)
         frames, total, length, ended = [_draw(env)], 0.0, 0, False
         while not ended:
-            row = np.asarray(obs, np.float32).reshape(1, -1)
-            action = reference(found, run.config.algo, row)[0]
-            action = low + (action.reshape(low.shape) + 1.0) / 2.0 * (high - low)
-            obs, reward, terminated, truncated, _ = env.step(action)
+            action = act(np.asarray(obs, np.float32).reshape(1, -1))
+            obs, reward, terminated, truncated, _ = env.step(boxes.scale(action)[0])
             total, length, ended = total + float(reward), length + 1, terminated or truncated
             if length % every == 0 or ended:
                 frames.append(_draw(env))
             if length >= LONGEST:
-                raise RunError(f"{run.env} did not end an episode in {LONGEST:,} steps: not drawn")
+                raise RunError(f"{env_id} did not end an episode in {LONGEST:,} steps: not drawn")
     finally:
         env.close()
-    return np.array(frames), total, length
+    return Shown(np.array(frames), fps / every, total, length)
+
+
+def _make(env_id: str, options: Mapping[str, Any]) -> Any:
+    try:
+        with quiet_mujoco():
+            return gymnasium.make(env_id, **{**options, "render_mode": "rgb_array"})
+    except gymnasium.error.Error as error:
+        raise RunError(f"{env_id} cannot be made: {error}") from error
+    except Exception as error:  # MuJoCo loads OpenGL when it is imported
+        raise _cannot_draw(error) from error
 
 
 def _draw(env: Any) -> np.ndarray:
+    """A frame, reduced to at most `WIDEST` pixels."""
     try:
-        return env.render()
+        frame = np.asarray(env.render())
     except Exception as error:
-        raise RunError(
-            f"this machine cannot draw ({type(error).__name__}: {error}): install OpenGL and set "
-            f"MUJOCO_GL=egl or MUJOCO_GL=osmesa (now {os.environ.get('MUJOCO_GL', 'unset')})"
-        ) from error
+        raise _cannot_draw(error) from error
+    k = -(-frame.shape[1] // WIDEST)
+    height, width = (n // k * k for n in frame.shape[:2])
+    blocks = frame[:height, :width].reshape(height // k, k, width // k, k, -1)
+    return blocks.mean(axis=(1, 3)).round().astype(np.uint8)
 
 
-def write(frames: np.ndarray, out: Path) -> None:
+def _cannot_draw(error: Exception) -> RunError:
+    return RunError(
+        f"this machine cannot draw ({type(error).__name__}: {error}): install OpenGL and set "
+        f"MUJOCO_GL=egl or MUJOCO_GL=osmesa (now {os.environ.get('MUJOCO_GL', 'unset')})"
+    )
+
+
+def use_headless_gl() -> None:
+    """Chooses EGL where there is no screen and nothing else was chosen."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def check_name(out: Path, flag: str = "--out") -> None:
+    """Refuses a file name whose ending names no kind of picture."""
+    if out.suffix not in (*VIDEOS, ".png"):
+        raise RunError(f"{flag}={out}: use a name that ends in {', '.join(VIDEOS)} or .png")
+
+
+def write(shown: Shown, out: Path) -> None:
     """A video, or a strip of pictures spread over the episode."""
-    import imageio.v3 as images
+    import imageio.v3 as images  # Gymnasium brings it and Pillow along for its MuJoCo tasks
 
+    check_name(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix in VIDEOS:
-        options: dict[str, Any] = (
-            {"loop": 0, "duration": 33} if out.suffix == ".gif" else {"fps": 30}
-        )
-        images.imwrite(out, frames, **options)
-    elif out.suffix == ".png":
+    frames = shown.frames
+    if out.suffix == ".png":
         chosen = np.linspace(0, len(frames) - 1, min(STRIP, len(frames))).round().astype(int)
         images.imwrite(out, np.concatenate(frames[chosen], axis=1))
+        return
+    if out.suffix == ".gif":
+        _write_gif(frames[:MOST_FRAMES], shown.fps, out)
     else:
-        raise RunError(f"--out={out}: use a name that ends in {', '.join(VIDEOS)} or .png")
+        images.imwrite(out, frames[:MOST_FRAMES], fps=shown.fps)
+
+
+def _write_gif(frames: np.ndarray, fps: float, out: Path) -> None:
+    """One palette for all frames: a seventh of the size of a palette for each, on Hopper."""
+    from PIL import Image
+
+    sample = frames[:: max(1, len(frames) // STRIP)]
+    palette = Image.fromarray(np.concatenate(sample, axis=1)).quantize(COLOURS)
+    first, *others = (
+        Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
+        for frame in frames
+    )
+    first.save(out, save_all=True, append_images=others, loop=0, duration=round(1000 / fps))
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -96,21 +167,17 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     given = flags.FLAGS
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    use_headless_gl()
     try:
         if not given.logdir:
             raise RunError("--logdir is needed: the directory of a run")
-        if Path(given.out).suffix not in (*VIDEOS, ".png"):
-            write(np.zeros((0,)), Path(given.out))  # refuses before anything is drawn
-        frames, total, length = episode(
-            Path(given.logdir), given.lane, allow_imports=given.allow_imports
-        )
-        write(frames, Path(given.out))
+        check_name(Path(given.out))
+        shown = episode(Path(given.logdir), given.lane, allow_imports=given.allow_imports)
+        write(shown, Path(given.out))
     except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"return {total:.1f} in {length} steps, written to {given.out}")
+    print(f"return {shown.total:.1f} in {shown.length} steps, written to {given.out}")
     return 0
 
 

@@ -1,12 +1,16 @@
 """Random actors of many shapes, for the tests of exported policies."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import networks
+from rlx2_jax import config, files, networks
 from rlx2_jax.export import SparsePolicy, from_actor
+from rlx2_jax.runtime import weights
+from rlx2_jax.runtime.run import Run
 
 
 class Case(NamedTuple):
@@ -63,3 +67,41 @@ def expected(case: Case, obs: np.ndarray) -> np.ndarray:
 
 def observations(policy: SparsePolicy, count: int = 2000) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(count, policy.obs_dim)).astype(np.float32)
+
+
+PENDULUM = Case((4, 16, 16, 1), 0.3)
+
+
+def finished_run(
+    directory: Path,
+    lanes: Sequence[tuple[config.Lane, float]],
+    env: str = "InvertedPendulum-v5",
+    **fields: Any,
+) -> Run:
+    """The directory of a run that has ended, of lanes with these scores and random actors."""
+    case = PENDULUM
+    cfg = config.make(
+        "td3", 4, 1, hidden=case.sizes[1:-1], batch_size=16, steps=100, warmup=40, capacity=100
+    )
+    own = tuple(config.resolve(cfg, lane) for lane, _ in lanes)
+    run = Run(env, cfg, own, env_options={"max_episode_steps": 40}, **fields)
+    directory.mkdir(parents=True)
+    files.write_json(directory / "config.json", run.to_json())
+    rows = []
+    for i, (lane, (_, score)) in enumerate(zip(own, lanes)):
+        trained = weights.Weights(*actor(case, seed=i))
+        weights.save(directory / f"final/lane-{i}.npz", {"actor": trained, "critic": trained})
+        rows.append(
+            {
+                "lane": i,
+                "method": lane.method,
+                "seed": lane.seed,
+                "final_score": score,
+                "evaluations_used": 5,
+                "actor_sparsity": 0.0 if lane.method == "dense" else 0.7,
+                "alive": True,
+            }
+        )
+    summary = {"lanes": rows, "versions": {"jax": "0.10"}, "git_commit": "abc"}
+    files.write_json(directory / "summary.json", summary)
+    return run

@@ -11,34 +11,62 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture
-def frames():
-    """Twenty pictures, each of one shade."""
-    return np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 16, 16, 3), np.uint8)
+def shown():
+    """Twenty pictures of a white column that moves to the right."""
+    frames = np.zeros((20, 16, 20, 3), np.uint8)
+    frames[np.arange(20), :, np.arange(20)] = 255
+    return render.Shown(frames, 25.0, 1.0, 20)
 
 
-def test_a_strip_spans_the_episode(frames, tmp_path):
-    render.write(frames, tmp_path / "deep" / "strip.png")
+def test_a_strip_spans_the_episode(shown, tmp_path):
+    render.write(shown, tmp_path / "deep" / "strip.png")
     strip = images.imread(tmp_path / "deep" / "strip.png")
-    assert strip.shape == (16, 8 * 16, 3)
-    assert strip[0, 0, 0] == 0 and strip[0, -1, 0] == 19
+    assert strip.shape == (16, 8 * 20, 3)
+    np.testing.assert_array_equal(strip[:, :20], shown.frames[0])
+    np.testing.assert_array_equal(strip[:, -20:], shown.frames[-1])
 
 
-def test_a_video_has_all_frames(frames, tmp_path):
-    render.write(10 * frames, tmp_path / "episode.gif")
-    assert len(images.imread(tmp_path / "episode.gif")) == 20
+def test_a_video_has_all_frames_at_their_speed(shown, tmp_path):
+    path = tmp_path / "episode.gif"
+    render.write(shown, path)
+    np.testing.assert_array_equal(images.imread(path), shown.frames)
+    assert images.immeta(path)["duration"] == 40
 
 
-def test_other_names_and_directories_are_refused(frames, tmp_path):
+def test_long_videos_are_cut(shown, tmp_path):
+    frames = np.tile(shown.frames, (20, 1, 1, 1))
+    render.write(shown._replace(frames=frames), tmp_path / "episode.gif")
+    assert len(images.imread(tmp_path / "episode.gif")) == 300
+
+
+def test_other_names_and_directories_are_refused(shown, tmp_path):
     with pytest.raises(RunError, match=r"ends in \.gif"):
-        render.write(frames, tmp_path / "episode.bmp")
+        render.write(shown, tmp_path / "episode.bmp")
     with pytest.raises(RunError, match="there is no run"):
         render.episode(tmp_path, 0)
+    with pytest.raises(RunError, match="Nonsense-v5 cannot be made"):
+        render.record("Nonsense-v5", {}, lambda obs: obs, 0)
+
+
+class Screen:
+    def __init__(self, picture):
+        self.picture = picture
+
+    def render(self):
+        if self.picture is None:
+            raise RuntimeError("no context")
+        return self.picture
 
 
 def test_a_machine_that_cannot_draw_says_what_to_do():
-    class Blind:
-        def render(self):
-            raise RuntimeError("no context")
-
     with pytest.raises(RunError, match="MUJOCO_GL=egl"):
-        render._draw(Blind())
+        render._draw(Screen(None))
+
+
+@pytest.mark.parametrize(("size", "reduced"), [(320, 320), (480, 240), (961, 240)])
+def test_wide_frames_are_reduced(size, reduced):
+    picture = np.zeros((size, size, 3), np.uint8)
+    picture[: size // 2] = 200
+    frame = render._draw(Screen(picture))
+    assert frame.shape == (reduced, reduced, 3) and frame.dtype == np.uint8
+    assert (frame[: reduced // 2 - 1] == 200).all() and (frame[reduced // 2 + 1 :] == 0).all()

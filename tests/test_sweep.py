@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import cloning, runs, suites, sweep
+from experiments import cloning, play, publish, runs, suites, sweep
 from rlx2_jax import envs, files
 from rlx2_jax.config import Lane
+from rlx2_jax.export import folder
 from rlx2_jax.runtime import weights
 from rlx2_jax.runtime.run import RunError
 
@@ -45,6 +46,19 @@ def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "run_unit", lambda *_: pytest.fail("ran again"))
     assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, toy) == 0
     assert capsys.readouterr().err.count("finished before") == 5
+
+
+def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
+    made = publish.publish_all([toy], tmp_path, count=3, say=lambda text: None)
+    assert [path.name for path in made] == ["invertedpendulum"]
+    about = folder.read(made[0]).about
+    units = [f"toy/inverted-pendulum-{method}" for method in ("rigl", "rlx2", "ss")]
+    scores = [files.read_json(toy / u / "summary.json")["lanes"][0]["final_score"] for u in units]
+    assert about["unit"] == units[int(np.argmax(scores))]
+    assert about["final_score"] == max(scores)
+    last = (toy / about["unit"] / "evaluations.csv").read_text().splitlines()[-1]
+    assert about["weights"].startswith(last.split(",")[-1])
+    assert play.play(folder.read(made[0]), range(3), say=lambda text: None)
 
 
 def test_another_budget_in_the_same_directory_is_refused(toy):

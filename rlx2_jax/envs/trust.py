@@ -1,25 +1,32 @@
-"""Tasks that are named by a run directory, which may come from elsewhere.
+"""Tasks that are named by a run directory or a policy, which may come from elsewhere.
 
 An id "module:Task-v0" imports a module, from the current directory too, and some options name
 files or tasks: a MuJoCo model, for one. The user may give any of these on a command line. Read
-from a run directory they need the user's consent, `--allow_imports`.
+from such a directory they need the user's consent, `--allow_imports`.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-FLAG_HELP = "Import the module and open the files that a run directory names for its environment."
+FLAG_HELP = "Import the module and open the files that the directory names for its environment."
 _RESERVED = ("backend", "env_id", "id", "num_envs")  # arguments of `make` functions, not options
 _NAMES_A_FILE = re.compile(r"file|path|dir|module|entry|class|env|wrapper", re.IGNORECASE)
 
 
-def check_import(env_id: str, options: Mapping[str, Any] | None = None, *, allow: bool) -> None:
-    """Checks the environment that a run directory names, before it is made.
+def check_import(
+    env_id: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    allow: bool,
+    source: str = "the run directory",
+) -> None:
+    """Checks the environment that a run directory or a policy names, before it is made.
 
     Args:
       env_id, options: `env` and `env_options` of its config.json.
       allow: what the user said, `--allow_imports`.
+      source: where the names come from, for messages.
 
     Raises:
       ValueError: names what would be imported or opened, and the flag. Options that can never be
@@ -32,14 +39,14 @@ def check_import(env_id: str, options: Mapping[str, Any] | None = None, *, allow
             raise ValueError(f"env_options has {name!r}, which no environment takes: remove it")
         if not allow and not _is_plain(name, value):
             raise ValueError(
-                f"the run directory gives {env_id!r} the option {name}={value!r:.80}, which may "
-                "open a file or import code: add --allow_imports if you trust the directory"
+                f"{source} gives {env_id!r} the option {name}={value!r:.80}, which may "
+                f"open a file or import code: add --allow_imports if you trust {source}"
             )
     module, _, _ = env_id.rpartition(":")
     if module and not allow:
         raise ValueError(
-            f"the run directory names {env_id!r}, which imports the module {module!r}: add "
-            "--allow_imports if you trust the directory and that module"
+            f"{source} names {env_id!r}, which imports the module {module!r}: add "
+            f"--allow_imports if you trust {source} and that module"
         )
 
 

@@ -5,6 +5,7 @@
     npz.save(policy, path)       with `numpy_runtime.py`, which needs NumPy alone
     onnx.save(policy, path)      any ONNX runtime
     stablehlo.save(policy, path) any XLA
+    folder.write(out, policy, f)  a published policy; `folder.read` checks and reads it
 
 `npz.load` and `stablehlo.load` read files back: they execute nothing that a file says, and raise
 `PolicyFileError` for one that is damaged.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx2_jax.export import c, compiled, manifest, npz, numpy_runtime, onnx, stablehlo
-from rlx2_jax.export.compare import Act
+from rlx2_jax.export.episodes import Act
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.quantize import dequantized
 
@@ -46,9 +46,6 @@ class Bundle:
             act, device = self._c(path, self.name, int8=False)
         elif format_ == "npz":
             npz.save(self.policy, path)
-            runtime = self.out / f"{self.name}_runtime.py"
-            shutil.copyfile(npz.RUNTIME, runtime)
-            self.files[runtime.name] = {"format": "NumPy runtime"}
             npz.load(path)  # checks every array
             act = numpy_runtime.load(path)
         elif format_ == "onnx":
@@ -59,6 +56,12 @@ class Bundle:
             manifest.write(self.out, {path.name: {}}, {})  # `load` asks it
             act = stablehlo.load(path)
         self._add(path, format_, device, expected, act)
+
+    def write_runtime(self) -> None:
+        """The module that runs the `.npz` file with NumPy alone."""
+        runtime = self.out / f"{self.name}_runtime.py"
+        shutil.copyfile(npz.RUNTIME, runtime)
+        self.files[runtime.name] = {"format": "NumPy runtime"}
 
     def write_int8(self, expected: np.ndarray) -> Act:
         """The C file with 8-bit weights; returns its function."""

@@ -1,7 +1,6 @@
 """What an approximation costs in return: two policies in episodes that start alike."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import envs
+from rlx2_jax.export.episodes import Act, play
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.stablehlo import function
 from rlx2_jax.lane import Stream, stream_key
 from rlx2_jax.runtime.evaluate import seeds
 from rlx2_jax.runtime.run import Run
 
-Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
 TOLERANCE = 0.03  # of the mean return
-_AT_ONCE = 32  # environments
-LONGEST = 100_000  # steps of an episode
 
 
 class Difference(NamedTuple):
@@ -55,29 +52,9 @@ def difference(first: np.ndarray, other: np.ndarray) -> Difference:
 
 def host_returns(run: Run, act: Act, seed: int, episodes: int) -> np.ndarray:
     """Noise-free returns `[episodes]` in the run's host environments, seeded from `seed`."""
-    found = []
     chosen = seeds(seed, Stream.EVALUATION, episodes)
-    for begin in range(0, episodes, _AT_ONCE):
-        own = chosen[begin : begin + _AT_ONCE]
-        tasks = envs.make_host(run.env, len(own), run.backend, **run.env_options)
-        try:
-            obs, active, total = tasks.reset(own), np.ones(len(own), bool), np.zeros(len(own))
-            for _ in range(LONGEST):
-                step = tasks.step(act(obs), active)
-                total += np.where(active & step.valid, step.reward, 0.0)
-                active &= ~(step.terminated | step.truncated)
-                obs = step.obs
-                if not active.any():
-                    break
-            else:
-                raise ValueError(
-                    f"{run.env} did not end an episode in {LONGEST:,} steps: give it a time limit, "
-                    "or use --episodes=0"
-                )
-        finally:
-            tasks.close()
-        found.append(total)
-    return np.concatenate(found)
+    make = lambda count: envs.make_host(run.env, count, run.backend, **run.env_options)  # noqa: E731
+    return play(make, act, chosen).returns
 
 
 def device_returns(run: Run, policy: SparsePolicy, seed: int, episodes: int) -> np.ndarray:

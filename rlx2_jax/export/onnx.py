@@ -52,12 +52,13 @@ def save(policy: SparsePolicy, path: Path) -> None:
     Path(path).write_bytes(model(policy).SerializeToString())
 
 
-def session(path: Path, threads: int = 1) -> Any:
-    """An ONNX Runtime session on the CPU."""
+def session(source: Path | bytes, threads: int = 1) -> Any:
+    """An ONNX Runtime session on the CPU, of a file or of its contents."""
     runtime = _import("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = source if isinstance(source, bytes) else str(source)
+    return runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
 
 
 def run(path: Path, obs: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ action; the noise-free action tanh(mean) does not need it, so it is left out fro
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -143,7 +144,8 @@ class SparsePolicy:
         biases = [layer.bias.astype(np.float64) for layer in self.layers]
         for i in range(len(weights) - 1):
             constant = ~(weights[i] != 0).any(axis=1)
-            biases[i + 1] += weights[i + 1][:, constant] @ np.maximum(biases[i][constant], 0.0)
+            moved = weights[i + 1][:, constant] * np.maximum(biases[i][constant], 0.0)
+            biases[i + 1] += [math.fsum(row) for row in moved]  # the same bits on every CPU
             weights[i + 1][:, constant] = 0.0
         for i in range(len(weights) - 1, 0, -1):
             used = np.flatnonzero((weights[i] != 0).any(axis=0))

@@ -1,0 +1,80 @@
+"""Noise-free episodes of an exported policy in host environments."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx2_jax.envs import HostEnvs
+
+Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
+LONGEST = 100_000  # steps of an episode
+_AT_ONCE = 32  # environments
+
+
+class Episodes(NamedTuple):
+    """One entry per seed."""
+
+    returns: np.ndarray  # f64[episodes]
+    lengths: np.ndarray  # i64[episodes]
+
+    def summary(self) -> dict[str, Any]:
+        """Mean, standard deviation (0 of one episode) and extremes of the return; mean length."""
+        returns = self.returns
+        return {
+            "episodes": len(returns),
+            "mean": float(returns.mean()),
+            "sd": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+            "mean_length": float(self.lengths.mean()),
+        }
+
+
+def play(
+    make: Callable[[int], HostEnvs],
+    act: Act,
+    seeds: Sequence[int],
+    progress: Callable[[int], None] = lambda finished: None,
+) -> Episodes:
+    """One episode per seed, each in a new environment.
+
+    Args:
+      make: `n -> n` environments.
+      seeds: of the environments, each in [0, 2³¹).
+      progress: called with the number of finished episodes whenever it grows.
+    """
+    parts: list[Episodes] = []
+    for begin in range(0, len(seeds), _AT_ONCE):
+        tasks = make(len(seeds[begin : begin + _AT_ONCE]))
+        try:
+            parts.append(_batch(tasks, act, seeds[begin : begin + _AT_ONCE], begin, progress))
+        finally:
+            tasks.close()
+    return Episodes(*map(np.concatenate, zip(*parts)))
+
+
+def _batch(
+    tasks: HostEnvs,
+    act: Act,
+    seeds: Sequence[int],
+    before: int,
+    progress: Callable[[int], None],
+) -> Episodes:
+    obs, active = tasks.reset(seeds), np.ones(len(seeds), bool)
+    total, length = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
+    for _ in range(LONGEST):
+        step = tasks.step(act(obs), active)
+        counted = active & step.valid
+        total += np.where(counted, step.reward, 0.0)
+        length += counted
+        ended = active & (step.terminated | step.truncated)
+        active &= ~ended
+        obs = step.obs
+        if ended.any():
+            progress(before + int((~active).sum()))
+        if not active.any():
+            return Episodes(total, length)
+    raise ValueError(
+        f"an episode did not end in {LONGEST:,} steps: give the environment a time limit"
+    )
