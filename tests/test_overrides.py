@@ -57,7 +57,7 @@ def sample(option: Option) -> Any:
     """A value that is neither the default nor any suite's."""
     if option.name == "hidden":
         return [24, 24]
-    kinds = {"choice": option.allowed[-1:], "bool": (not option.default,), "int": (30_000,)}
+    kinds = {"choice": tuple(option.allowed)[-1:], "bool": (not option.default,), "int": (30_000,)}
     return kinds.get(option.kind, (0.15,))[0]
 
 

@@ -261,7 +261,8 @@ class _Execution:
         if saved.meta.get("run") != self.run.digest:
             raise RunError(
                 f"the checkpoints in {self.directory} belong to a run with other settings than "
-                f"its {CONFIG}: restore the right one"
+                f"its {CONFIG}, or to another version of the program: restore the right "
+                f"{CONFIG}, or resume with the version that wrote them"
             )
         before, now = saved.meta["fingerprint"], self.fingerprint
         if before["jax_enable_x64"] != now["jax_enable_x64"]:
