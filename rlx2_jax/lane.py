@@ -39,9 +39,13 @@ class Stream(enum.IntEnum):
 
 
 def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
-    """The key of one (seed, stream, time)."""
+    """The key of one (seed, stream, time); a seed is a whole number, or raw key data u32[2]."""
     # The same numbers either way: what is drawn once need not be fast, but quick to compile.
-    key = jax.random.key(seed, impl=None if stream == Stream.INIT else THREEFRY)
+    impl = None if stream == Stream.INIT else THREEFRY
+    if jnp.ndim(seed):
+        key = jax.random.wrap_key_data(jnp.asarray(seed), impl=impl)
+    else:
+        key = jax.random.key(seed, impl=impl)
     return jax.random.fold_in(jax.random.fold_in(key, stream), time)
 
 
@@ -76,7 +80,7 @@ class Stats(NamedTuple):
 class LaneState(NamedTuple):
     """Everything that a lane carries from step to step."""
 
-    seed: Array  # i32[]
+    seed: Array  # i32[], or raw key data u32[2]
     agent: Any  # td3.State or sac.State
     replay: buffer.Buffer
     acting: Acting

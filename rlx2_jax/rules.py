@@ -89,7 +89,17 @@ DROP: dict[str, DropRule] = {"magnitude": magnitude, "sensitivity": sensitivity}
 
 
 def register_grow(name: str, rule: GrowRule) -> None:
-    """Adds a growth rule under a name that configurations and flags can use."""
+    """Adds a growth rule under a name that configurations and flags can use.
+
+    >>> import rlx2_jax as rlx2
+    >>> def weakest_inputs(key, layer):
+    ...     scores = rlx2.rules.dense(layer.dense_grad)
+    ...     return 1 / (1 + abs(scores).sum(axis=1, keepdims=True)) + 0 * scores
+    >>> rlx2.register_grow("weakest_inputs", weakest_inputs)
+    >>> rlx2.Lane(grow="weakest_inputs").grow
+    'weakest_inputs'
+    >>> del rlx2.rules.GROW["weakest_inputs"]
+    """
     _register(GROW, name, rule)
 
 

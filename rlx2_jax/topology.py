@@ -153,13 +153,13 @@ class Schedule(NamedTuple):
 
 
 if TYPE_CHECKING:
-    from rlx2_jax.sparsify import sparsify as sparsify
+    from rlx2_jax.sparse_optimizer import sparsify as sparsify
 else:
 
     def __getattr__(name: str):
         """`topology.sparsify`, found when asked for: its module builds on this one."""
         if name == "sparsify":
-            from rlx2_jax.sparsify import sparsify
+            from rlx2_jax.sparse_optimizer import sparsify
 
             return sparsify
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # Algorithms in order: topology evolution, efficient link growing, buffer, RLx2-TD3, RLx2-SAC.
 ALGORITHMS = {
     "topology": {1},
-    "sparsify": {1},
+    "sparse_optimizer": {1},
     "linked": {1},
     "growth": {2},
     "buffer": {3},

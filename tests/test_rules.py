@@ -136,7 +136,7 @@ def test_sparsify_and_the_agents_agree(grow, drop):
     rng = np.random.default_rng(1)
     params = {"w": {"kernel": jnp.asarray(rng.standard_normal((6, 7)), jnp.float32)}}
     grads = {"w": {"kernel": jnp.asarray(rng.standard_normal((6, 7)), jnp.float32)}}
-    tx = sparsify.sparsify(optax.adam(0.1), 0.5, grow=grow, drop=drop, interval=1, t_end=10, seed=5)
+    tx = sparsify(optax.adam(0.1), 0.5, grow=grow, drop=drop, interval=1, t_end=10, seed=5)
     state: Any = tx.init(params)
     start = masks.apply(params, state.masks)
     new: Any = tx.update(grads, state, start)[1]
@@ -151,7 +151,7 @@ def test_sparsify_and_the_agents_agree(grow, drop):
 
 
 def test_sparsify_takes_functions_and_refuses_unknown_names():
-    tx = sparsify.sparsify(
+    tx = sparsify(
         optax.sgd(0.1), 0.5, grow=lambda key, layer: -jnp.arange(6.0).reshape(2, 3),
         drop=lambda layer: jnp.arange(6.0).reshape(2, 3), interval=1, t_end=10,
     )  # fmt: skip
@@ -162,9 +162,9 @@ def test_sparsify_takes_functions_and_refuses_unknown_names():
     kept, grown = live[1:], 5 if 5 not in live[1:] else 4 if 4 not in live[1:] else 3
     assert set(np.flatnonzero(np.asarray(new.masks["w"]))) == {*kept.tolist(), grown}
     with pytest.raises(ValueError, match="grow='best': use one of"):
-        sparsify.sparsify(optax.sgd(0.1), 0.5, grow="best", interval=1, t_end=2)
+        sparsify(optax.sgd(0.1), 0.5, grow="best", interval=1, t_end=2)
     with pytest.raises(ValueError, match="keeps its links"):
-        sparsify.sparsify(optax.sgd(0.1), 0.5, method="ss", grow="random")
+        sparsify(optax.sgd(0.1), 0.5, method="ss", grow="random")
 
 
 def test_lanes_need_their_rule_in_the_program():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import jit
 
-import rlx2_jax.sparsify
+import rlx2_jax
 from rlx2_jax import masks, topology
 
 pytestmark = pytest.mark.fast
@@ -278,6 +278,6 @@ def test_errors():
 
 
 def test_sparsify_is_a_name_of_this_module():
-    assert topology.sparsify is rlx2_jax.sparsify.sparsify
+    assert topology.sparsify is rlx2_jax.sparsify
     with pytest.raises(AttributeError, match="no attribute 'sparsity'"):
         topology.sparsity  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -111,6 +111,10 @@ class SparsePolicy:
     def _weights(self) -> list[np.ndarray]:
         return [layer.dense().astype(np.float64).T for layer in self.layers]
 
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """The same as `act`."""
+        return self.act(obs)
+
     def act(self, obs: np.ndarray) -> np.ndarray:
         """f32[..., act] for observations [..., obs]; the reference of all exported forms.
 

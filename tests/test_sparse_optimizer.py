@@ -11,7 +11,7 @@ import pytest
 from programs import jit, places
 
 from rlx2_jax import masks, optimize, topology
-from rlx2_jax.sparsify import METHODS, SparsifyState, get_masks, sparsify
+from rlx2_jax.sparse_optimizer import METHODS, SparsifyState, get_masks, sparsify
 
 pytestmark = pytest.mark.fast
 

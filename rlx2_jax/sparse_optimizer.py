@@ -81,6 +81,16 @@ def sparsify(
       moments: `zero` what `tx` keeps of links dropped or newly grown, or `keep` it. State that
         is not shaped as the parameters (Adafactor's) is always kept.
       mask_step: `skip` the optimizer's step on a mask update, or evolve `after` it.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> import rlx2_jax as rlx2
+    >>> params = {"kernel": jnp.ones((20, 10)), "bias": jnp.zeros(10)}
+    >>> tx = rlx2.sparsify(optax.adam(1e-3), 0.9, interval=100, t_end=10_000)
+    >>> state = tx.init(params)
+    >>> updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+    >>> params = optax.apply_updates(params, updates)
+    >>> int((params["kernel"] != 0).sum())
+    20
     """
     _choose("method", method, tuple(METHODS))
     interval, t_end = (_whole(n, v, method) for n, v in (("interval", interval), ("t_end", t_end)))

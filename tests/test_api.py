@@ -1,0 +1,63 @@
+"""The public names: light to import, documented, and with examples that run."""
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlx2_jax as rlx2
+
+pytestmark = pytest.mark.fast
+
+HEAVY = ("gymnasium", "mujoco", "brax", "envpool", "orbax", "absl", "matplotlib", "onnx")
+PUBLIC = [name for name in rlx2.__all__ if name != "__version__"]
+
+
+def test_nothing_heavy_is_imported():
+    """Neither by the package nor by touching any of its names; what Flax and Optax import
+    themselves (parts of absl) does not count."""
+    code = (
+        "import sys, rlx2_jax as rlx2\n"
+        "assert 'jax' not in sys.modules\n"
+        "import flax.linen, optax\n"
+        "before = set(sys.modules)\n"
+        f"names = [getattr(rlx2, name) for name in {PUBLIC}]\n"
+        f"print([m for m in {HEAVY} if m in set(sys.modules) - before])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_names():
+    assert set(PUBLIC) <= set(dir(rlx2))
+    with pytest.raises(AttributeError, match="no attribute 'sparsity'"):
+        rlx2.sparsity  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_name_is_documented(name):
+    assert (inspect.getdoc(getattr(rlx2, name)) or "").strip()
+
+
+@pytest.mark.parametrize("module", ["functional", "export.load", "sparse_optimizer", "rules"])
+def test_examples_run(module):
+    found = importlib.import_module(f"rlx2_jax.{module}")
+    results = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
+    assert results.attempted and not results.failed
+
+
+def test_the_readmes_blocks_of_python_run(capsys):
+    """One after another, as a reader would paste them."""
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["result"].metrics["return"].shape == (64, 2)
