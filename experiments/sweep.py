@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,7 +123,10 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
         try:
             found = files.read_json(path)
         except files.Damaged as error:
-            raise RunError(f"{error}: restore it, or choose another --logdir") from error
+            raise RunError(
+                f"{error}: restore it, delete it if the suite was begun with the same flags as "
+                f"now, or choose another --logdir"
+            ) from error
         if found != plain:
             raise RunError(
                 f"{directory} holds {found.get('suite')} at budget "
@@ -313,7 +317,11 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    given = flags.FLAGS
+    return crash.guarded(lambda: command(flags.FLAGS))
+
+
+def command(given: flags.FlagValues) -> int:
+    """Runs with parsed flags; the exit code."""
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
@@ -340,7 +348,8 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     except Stopped as stopped:
         print(f"{stopped}\nor run the same sweep again", file=sys.stderr)
         return 128 + stopped.signal_number
-    print(f"report: python -m experiments.report --logdir={logdir} --out={logdir}/report")
+    where = [shlex.quote(str(path)) for path in (logdir, logdir / "report")]
+    print("report: python -m experiments.report --logdir={} --out={}".format(*where))
     return 1 if left else 0
 
 

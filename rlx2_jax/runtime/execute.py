@@ -34,6 +34,7 @@ from rlx2_jax.runtime.run import (
     make_loop,
     memory_bytes,
     read_run,
+    resume_flags,
     with_paths,
 )
 
@@ -220,6 +221,7 @@ class _Execution:
     ):
         self.run, self.directory, self.stop = run, directory, stop
         self.say, self.progress = say, progress
+        self.resume_flags = resume_flags(run, directory)
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
@@ -246,7 +248,7 @@ class _Execution:
 
     def _newest(self) -> Saved | None:
         """The newest good checkpoint, checked against the run."""
-        begin_again = f"begin again with --resume --restart --logdir={self.directory}"
+        begin_again = f"begin again with --restart {self.resume_flags}"
         try:
             saved = self.store.newest(self.say)
         except Damaged as error:
@@ -347,7 +349,7 @@ class _Execution:
             raise Stopped(
                 f"stopped by {signal.Signals(number).name} at step "
                 f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
-                f"with --resume --logdir={self.directory}",
+                f"with {self.resume_flags}",
                 number,
             )
 
@@ -364,7 +366,7 @@ class _Execution:
                 hint = "Everything before that is saved: correct the environment and continue with"
             else:
                 hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
-            raise LaneFailure(f"{failure}\n{hint} --resume --logdir={self.directory}") from failure
+            raise LaneFailure(f"{failure}\n{hint} {self.resume_flags}") from failure
 
     def _keep_initial(self, number: int) -> None:
         """The dense initial weights and first masks of a lane, so that they can be rewound."""
@@ -482,7 +484,7 @@ class _Execution:
             names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
             raise Unwritten(
                 f"training has ended, but the disk refused {', '.join(names)}: free some space, "
-                f"then --resume --logdir={self.directory} writes them"
+                f"then {self.resume_flags} writes them"
             )
         return found
 

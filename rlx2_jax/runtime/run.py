@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool =
     )
 
 
+def resume_flags(run: Run, directory: Path) -> str:
+    """The flags that continue a run, as a shell takes them."""
+    try:
+        envs.check_import(run.env, run.env_options, allow=False)
+        consent = ""
+    except ValueError:
+        consent = " --allow_imports"
+    return f"--resume --logdir={shlex.quote(str(directory))}{consent}"
+
+
 def label(lane: Lane, index: int) -> str:
     """A lane's short name in tables and plots."""
     return f"{index}:{lane.name or lane.method}/s{lane.seed}"
@@ -163,7 +174,7 @@ def _guarded(run: Run, make: Any, *args: Any) -> Any:
         return make(*args, **run.env_options)
     except (EnvironmentFailure, ImportError):
         raise
-    except Exception as error:
+    except envs.RAISED as error:
         raise EnvironmentFailure(run.env, None, error) from error
 
 

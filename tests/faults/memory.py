@@ -56,8 +56,9 @@ def _reset_peak(pid: int) -> None:
 
 
 def _saves(directory: Path) -> int:
-    """Files below the checkpoints: more of them means that a checkpoint is being written."""
-    return sum(p.is_file() and p.name != "config.json" for p in _walk(directory / "checkpoints"))
+    """Files of checkpoints: more of them means that one is being written."""
+    checkpoints = directory / "checkpoints"
+    return sum(p.is_file() for name in ("states", "data") for p in _walk(checkpoints / name))
 
 
 def _walk(directory: Path) -> list[Path]:
