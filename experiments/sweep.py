@@ -31,6 +31,7 @@ from experiments.suites import base
 from rlx2_jax import config as configs
 from rlx2_jax import envs, files
 from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.group import LaneFailure
@@ -51,6 +52,8 @@ QUICK = (
 )
 
 
+MOST_FRACTION = 100  # of the paper's schedule
+
 # Errors whose message says everything.
 _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
@@ -58,6 +61,12 @@ _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OS
 def budget_of(name: str, **changes: Any) -> base.Budget:
     """A budget, with other values where they are not None."""
     given = {field: value for field, value in changes.items() if value is not None}
+    fraction = given.get("fraction", 1.0)
+    if not 0 < fraction <= MOST_FRACTION:  # refuses nan, too
+        raise ValueError(
+            f"--fraction={fraction}: use a share of the paper's schedule, above 0 and at most "
+            f"{MOST_FRACTION}"
+        )
     return dataclasses.replace(suites.BUDGETS[name], **given)
 
 
@@ -287,8 +296,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
         "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all.",
         **own,
     )
-    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", 0.0, **own)
-    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, **own)
+    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", **own)
+    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, MAX_LANES, **own)
     text = "Another number of evaluations over a run; the paper has 600, one every 5000 steps."
     flags.DEFINE_integer("evaluations", None, text, 1, **own)
     text = "Only units whose names match one of these, for instance td3-hopper-*, in this order."
@@ -317,10 +326,10 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    return crash.guarded(lambda: command(flags.FLAGS))
+    return crash.guarded(lambda: command(flags.FLAGS, settings))
 
 
-def command(given: flags.FlagValues) -> int:
+def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
     """Runs with parsed flags; the exit code."""
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
@@ -340,6 +349,8 @@ def command(given: flags.FlagValues) -> int:
             return 0
         if "flops" in (suite.name for suite in chosen):
             print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
+        if given.logdir is not None and not given.logdir.strip():
+            raise ValueError("--logdir= is empty: name a directory, or leave it out")
         logdir = Path(given.logdir or f"runs/{budget.name}")
         left = sweep(chosen, budget, logdir, shard=shard, **options)
     except (RunError, ValueError, ImportError, OSError) as error:

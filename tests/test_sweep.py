@@ -67,6 +67,13 @@ def test_another_budget_in_the_same_directory_is_refused(toy):
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1e308, float("inf"), float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"--fraction=.* above 0 and at most 100"):
+        sweep.budget_of("smoke", fraction=fraction)
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"suite": "toy"'])
 def test_a_damaged_suite_is_refused(tmp_path, text):
     (tmp_path / "suite.json").write_text(text)
