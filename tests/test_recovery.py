@@ -209,6 +209,16 @@ def test_an_edited_configuration_is_not_followed(stopped, tmp_path):
         resume(directory)
 
 
+@pytest.mark.parametrize("field", ["copies", "progress"])
+def test_checkpoints_of_another_form_are_refused(stopped, tmp_path, field):
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "checkpoints" / "states").glob("*/meta.json"):
+        meta = files.read_json(path)
+        files.write_json(path, {k: v for k, v in meta.items() if k != field})
+    with pytest.raises(RunError, match=r"none of the checkpoints|version that wrote it"):
+        resume(directory)
+
+
 def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
     directory = copy(stopped, tmp_path)
     real = fingerprint.fingerprint()

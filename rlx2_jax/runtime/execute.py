@@ -12,7 +12,7 @@ from typing import Any
 from rlx2_jax import compact, files
 from rlx2_jax import lane as lanes_
 from rlx2_jax.files import Damaged
-from rlx2_jax.runtime import fingerprint, logging, summary, weights
+from rlx2_jax.runtime import fingerprint, logging, manifest, summary, weights
 from rlx2_jax.runtime.checkpoint import Checkpoints, Saved
 from rlx2_jax.runtime.evaluate import Interrupted
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
@@ -39,6 +39,8 @@ from rlx2_jax.runtime.run import (
 )
 
 SUMMARY, CURVES = "summary.json", "curves.png"
+# What a run adds to the description of a checkpoint.
+_META = {"progress": list, "lanes": list, "exact": bool, "run": str, "fingerprint": dict}
 _SHOWN = 1000  # steps between redrawings of the progress display
 
 
@@ -260,17 +262,21 @@ class _Execution:
                     f"{CHECKPOINTS}/ from a copy, or {begin_again}"
                 )
             return None
-        if saved.meta.get("run") != self.run.digest:
+        try:
+            manifest.check_fields(saved.meta, _META)
+        except Damaged as error:
+            raise RunError(f"{error}: resume it with the version that wrote it") from error
+        if saved.meta["run"] != self.run.digest or saved.meta["chunk"] >= len(self.chunks):
             raise RunError(
                 f"the checkpoints in {self.directory} belong to a run with other settings than "
                 f"its {CONFIG}, or to another version of the program: restore the right "
                 f"{CONFIG}, or resume with the version that wrote them"
             )
         before, now = saved.meta["fingerprint"], self.fingerprint
-        if before["jax_enable_x64"] != now["jax_enable_x64"]:
+        was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
+        if was != is_:
             raise RunError(
-                f"this run was started with JAX_ENABLE_X64={before['jax_enable_x64']}, now it is "
-                f"{now['jax_enable_x64']}: set it as it was"
+                f"this run was started with JAX_ENABLE_X64={was}, now it is {is_}: set it as it was"
             )
         for line in fingerprint.differences(before, now):
             self.say(f"warning: {line}; results may differ from those of an uninterrupted run")
