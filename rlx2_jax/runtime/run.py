@@ -185,7 +185,13 @@ def with_paths(lane: Lane, directory: Path) -> Lane:
 
 
 # What a process takes besides its lanes: imports, compiled programs and the compiler's own needs.
-_PROCESS_BYTES = 900_000_000
+# Measured with XLA's default flags and nothing cached; compact lanes have more to compile.
+_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_300_000_000}
+
+
+def process_bytes(lanes: Sequence[Lane]) -> int:
+    """Memory of a process that trains `lanes`, without the lanes themselves."""
+    return max(_PROCESS_BYTES.get(lane.execution, 0) for lane in lanes)
 
 
 def lane_bytes(run: Run, lane: Lane | None = None) -> int:
@@ -217,18 +223,19 @@ def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
     """The most memory that a process training `lanes` (default: the first chunk) takes, at the
     start, while saving and when resumed."""
     lanes = run.lanes[: run.chunk or None] if lanes is None else lanes
-    return _PROCESS_BYTES + sum(lane_bytes(run, lane) for lane in lanes)
+    return process_bytes(lanes) + sum(lane_bytes(run, lane) for lane in lanes)
 
 
 def chunk_size(run: Run, memory: int) -> int:
     """How many lanes one program takes, so that a chunk fits into `memory` bytes."""
     each = max(lane_bytes(run, lane) for lane in run.lanes)
-    fits = int(max(0, 0.95 * memory - _PROCESS_BYTES) // each)
+    process = process_bytes(run.lanes)
+    fits = int(max(0, 0.95 * memory - process) // each)
     if fits < 1 or (run.chunk and run.chunk > fits):
         wanted = run.chunk or 1
         advice = f", or --chunk={fits}" if fits else ""
         raise RunError(
-            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {_PROCESS_BYTES / 1e9:.1f} GB for the "
+            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {process / 1e9:.1f} GB for the "
             f"process do not fit into {memory / 1e9:.1f} GB of memory: use a smaller --capacity "
             f"(now {run.config.capacity}){advice}"
         )
