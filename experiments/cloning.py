@@ -21,7 +21,7 @@ from rlx2_jax import bc, envs, files
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime import logging, weights
+from rlx2_jax.runtime import guards, logging, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
@@ -110,9 +110,16 @@ def execute(
         settings, steps=updates, warmup=0, num_envs=1, utd=1.0, execution="masked", algo="td3"
     )
     run = runs.make_run(settings, lanes)
+    with guards.locked(directory):
+        return _execute(run, directory, transitions, interval, say)
+
+
+def _execute(
+    run: Run, directory: Path, transitions: int, interval: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    updates = run.config.steps
     for name in (logging.EVALUATIONS, "summary.json"):
         (directory / name).unlink(missing_ok=True)
-    directory.mkdir(parents=True, exist_ok=True)
     files.write_json(directory / CONFIG, {**run.to_json(), "kind": "clone"})
     own = [with_paths(lane, directory) for lane in run.lanes]
 
@@ -142,6 +149,8 @@ def execute(
         count += length
     for i, networks in enumerate(networks_of(state)):
         weights.save(directory / "final" / f"lane-{i}.npz", networks)
+    if not log.flush():
+        raise OSError(f"{log.path} could not be written: free some space, then start it again")
     return _summarize(run, history, directory)
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
+from experiments import crash
 from rlx2_jax import __version__, envs, export, networks
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor, c, compare, manifest, onnx
@@ -182,7 +183,7 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    return command(flags.FLAGS)
+    return crash.guarded(lambda: command(flags.FLAGS))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import render
+from experiments import crash, render
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.base import MAX_SEED
 from rlx2_jax.envs.trust import FLAG_HELP
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    return command(flags.FLAGS)
+    return crash.guarded(lambda: command(flags.FLAGS))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rlx2_jax.config import Config
 from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.options import NEVER
 from rlx2_jax.runtime import execute as execution
+from rlx2_jax.runtime import fingerprint
 from rlx2_jax.runtime.run import Run, available_memory, chunk_size, disk_bytes
 
 # Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
@@ -84,6 +85,7 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     Args:
       logdir: the directory of a run that is about to begin; None where there is none yet.
     """
+    fingerprint.device()
     check_window(run.config)
     memory = available_memory()
     # As `chunk_size`, leave a third to the compiler and to others.

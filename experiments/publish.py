@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
+from experiments import crash
 from experiments.export import action_bounds, reference
 from experiments.runs import task_name
 from rlx2_jax import envs, export, files
@@ -224,7 +225,7 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    return command(flags.FLAGS)
+    return crash.guarded(lambda: command(flags.FLAGS))
 
 
 if __name__ == "__main__":

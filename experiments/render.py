@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from absl import app, flags, logging
 
+from experiments import crash
 from experiments.export import reference
 from rlx2_jax.envs.base import quiet_mujoco
 from rlx2_jax.envs.spaces import Boxes
@@ -166,7 +167,11 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    given = flags.FLAGS
+    return crash.guarded(lambda: command(flags.FLAGS))
+
+
+def command(given: flags.FlagValues) -> int:
+    """Runs with parsed flags; the exit code."""
     use_headless_gl()
     try:
         if not given.logdir:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from absl import app, flags
 
+from experiments import crash
 from experiments.reporting import results, write
 from experiments.reporting.exhibits import EXHIBITS
 
@@ -64,7 +65,8 @@ def main(argv: list[str]) -> int:
         print("error: --logdir is needed, the directory of the sweeps", file=sys.stderr)
         return 2
     logdir = Path(FLAGS.logdir)
-    return report(logdir, Path(FLAGS.out or logdir / "report"), FLAGS.suites)
+    out = Path(FLAGS.out or logdir / "report")
+    return crash.guarded(lambda: report(logdir, out, FLAGS.suites))
 
 
 if __name__ == "__main__":

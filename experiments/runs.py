@@ -134,7 +134,7 @@ def env_spec(settings: Settings) -> envs.EnvSpec:
     except (ValueError, ImportError) as error:
         text = f"--env={settings.env} with --env_backend={settings.env_backend}: {error}"
         raise SettingError(text) from error
-    except Exception as error:  # an environment may raise anything
+    except envs.RAISED as error:
         raise SettingError(f"--env={settings.env}: {type(error).__name__}: {error}") from error
     host.close()
     return host.spec

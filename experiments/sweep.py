@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from experiments.suites import base
 from rlx2_jax import config as configs
 from rlx2_jax import envs, files
 from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import plan
 from rlx2_jax.runtime.group import LaneFailure
@@ -50,6 +52,8 @@ QUICK = (
 )
 
 
+MOST_FRACTION = 100  # of the paper's schedule
+
 # Errors whose message says everything.
 _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
@@ -57,6 +61,12 @@ _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OS
 def budget_of(name: str, **changes: Any) -> base.Budget:
     """A budget, with other values where they are not None."""
     given = {field: value for field, value in changes.items() if value is not None}
+    fraction = given.get("fraction", 1.0)
+    if not 0 < fraction <= MOST_FRACTION:  # refuses nan, too
+        raise ValueError(
+            f"--fraction={fraction}: use a share of the paper's schedule, above 0 and at most "
+            f"{MOST_FRACTION}"
+        )
     return dataclasses.replace(suites.BUDGETS[name], **given)
 
 
@@ -122,7 +132,10 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
         try:
             found = files.read_json(path)
         except files.Damaged as error:
-            raise RunError(f"{error}: restore it, or choose another --logdir") from error
+            raise RunError(
+                f"{error}: restore it, delete it if the suite was begun with the same flags as "
+                f"now, or choose another --logdir"
+            ) from error
         if found != plain:
             raise RunError(
                 f"{directory} holds {found.get('suite')} at budget "
@@ -283,8 +296,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
         "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all.",
         **own,
     )
-    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", 0.0, **own)
-    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, **own)
+    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", **own)
+    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, MAX_LANES, **own)
     text = "Another number of evaluations over a run; the paper has 600, one every 5000 steps."
     flags.DEFINE_integer("evaluations", None, text, 1, **own)
     text = "Only units whose names match one of these, for instance td3-hopper-*, in this order."
@@ -313,7 +326,11 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
-    given = flags.FLAGS
+    return crash.guarded(lambda: command(flags.FLAGS, settings))
+
+
+def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
+    """Runs with parsed flags; the exit code."""
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
@@ -332,6 +349,8 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
             return 0
         if "flops" in (suite.name for suite in chosen):
             print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
+        if given.logdir is not None and not given.logdir.strip():
+            raise ValueError("--logdir= is empty: name a directory, or leave it out")
         logdir = Path(given.logdir or f"runs/{budget.name}")
         left = sweep(chosen, budget, logdir, shard=shard, **options)
     except (RunError, ValueError, ImportError, OSError) as error:
@@ -340,7 +359,8 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
     except Stopped as stopped:
         print(f"{stopped}\nor run the same sweep again", file=sys.stderr)
         return 128 + stopped.signal_number
-    print(f"report: python -m experiments.report --logdir={logdir} --out={logdir}/report")
+    where = [shlex.quote(str(path)) for path in (logdir, logdir / "report")]
+    print("report: python -m experiments.report --logdir={} --out={}".format(*where))
     return 1 if left else 0
 
 

@@ -7,7 +7,6 @@ python -m experiments.train --resume --logdir=runs/hopper
 """
 
 import dataclasses
-import io
 import sys
 import time
 from pathlib import Path
@@ -168,18 +167,15 @@ def load_run(directory: Path) -> Run:
     return read_run(directory, allow_imports=FLAGS.allow_imports)
 
 
-def escape_output() -> None:
-    """Prints characters that the output's encoding lacks as escapes instead of raising."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
-    escape_output()
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    return crash.guarded(command)
+
+
+def command() -> int:
+    """Runs with parsed flags; the exit code."""
     try:
         if FLAGS.restart and not FLAGS.resume:
             raise SettingError("--restart goes with --resume: it begins an existing run again")
@@ -206,17 +202,11 @@ def main(argv: list[str]) -> int:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.signal_number
-    except KeyboardInterrupt:
-        print("interrupted before training began", file=sys.stderr)
-        return 130
-    except Exception as error:
-        print(f"error: {crash.report(error)}", file=sys.stderr)
-        return 70
     print(summary.table(found))
     print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / execution.SUMMARY}")
     return 0
 
 
 if __name__ == "__main__":
-    escape_output()  # for --help
+    crash.escape_output()  # for --help
     app.run(main)

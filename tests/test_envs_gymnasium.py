@@ -48,8 +48,14 @@ class Faulty(gymnasium.Env):
     def step(self, action):
         if self.fail_in == "step":
             raise RuntimeError("the simulator is unstable")
+        if self.fail_in == "exit":
+            raise SystemExit(5)
         self.left -= 1
         return self._observe(), float(action[0]), self.left == 0, False, {}
+
+    def close(self):
+        if self.fail_in == "close":
+            raise RuntimeError("no window to close")
 
     def _observe(self):
         x = self.np_random.uniform(-1, 1)
@@ -346,6 +352,19 @@ def test_a_failure_names_the_environment_and_spares_the_others(where):
     assert step.valid.tolist() == [True, where == "reset", True]
     assert (step.terminated | step.truncated).all()
     assert np.isfinite(step.obs).all()
+
+
+@pytest.mark.fast
+def test_a_task_can_neither_end_the_process_nor_fail_when_it_is_closed():
+    tasks = GymnasiumEnvs("tests/Faulty-v0", 2)
+    tasks.reset([0, 1])
+    task = tasks.envs[1].unwrapped
+    assert isinstance(task, Faulty)
+    task.fail_in = "exit"
+    with pytest.raises(envs.EnvironmentFailure, match=r"environment 1 .* raised SystemExit: 5"):
+        tasks.step(np.zeros((2, 1), np.float32))
+    task.fail_in = "close"
+    tasks.close()
 
 
 @pytest.mark.fast

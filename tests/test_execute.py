@@ -10,10 +10,11 @@ import pytest
 from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
+from rlx2_jax import config
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import guards, weights
 from rlx2_jax.runtime.group import LaneFailure
-from rlx2_jax.runtime.run import RunError, chunk_size, read_run
+from rlx2_jax.runtime.run import RunError, chunk_size, process_bytes, read_run
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,12 @@ def test_a_second_process_is_refused(tmp_path):
 def test_an_existing_run_is_not_overwritten(whole):
     with pytest.raises(RunError, match="--resume"):
         execution.execute(small_run(), whole[0], progress=False)
+
+
+@pytest.mark.fast
+def test_one_compact_lane_makes_the_process_larger():
+    masked, compact = config.Lane(execution="masked"), config.Lane(execution="compact")
+    assert process_bytes([masked, compact]) == process_bytes([compact]) > process_bytes([masked])
 
 
 def test_what_does_not_fit_is_refused_with_advice(tmp_path):

@@ -3,6 +3,7 @@
 import collections
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from absl import app, flags
 from experiments import train
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 5.0  # seconds, without the import of the package
+LIMIT = 5.0  # seconds of work, without the import of the package
+PATIENCE = 90.0  # seconds by the clock, on a machine that does other things as well
 
 
 @pytest.fixture
@@ -29,13 +31,14 @@ def dry_run(capsys, monkeypatch, tmp_path):
         flags.FLAGS.unparse_flags()
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         try:
             code = train.main(flags.FLAGS(["train", *args, "--dry_run"]))
         except (flags.Error, app.UsageError) as error:  # app.run prints these with the usage
             capsys.readouterr()
             return "flag", str(error)
-        assert time.perf_counter() - begun < LIMIT
+        assert time.process_time() - worked < LIMIT
+        assert time.perf_counter() - begun < PATIENCE
         out, err = capsys.readouterr()
         if code == 0:
             assert "lanes in" in out
@@ -52,13 +55,13 @@ def check(dry_run, commands) -> dict[str, list[list[str]]]:
     """Runs all of them dry; command lines by outcome."""
     found, slowest, wrong = collections.defaultdict(list), (0.0, []), []
     for args in commands:
-        begun = time.perf_counter()
+        begun = time.process_time()
         try:
             outcome, message = dry_run(args)
         except Exception as error:
             wrong.append((args, repr(error)))
             continue
-        slowest = max(slowest, (time.perf_counter() - begun, args))
+        slowest = max(slowest, (time.process_time() - begun, args))
         found[outcome].append(args)
         if outcome != "accepted" and not _helps(args, message):
             wrong.append((args, message))
@@ -102,12 +105,19 @@ def test_some_extremes_as_commands():
     shows ASCII only."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for args in (["--helpshort"], *extremes.combinations(20, seed=3)):
-        begun = time.monotonic()
+        begun, worked = time.monotonic(), _work_of_children()
         command = [sys.executable, "-m", "experiments.train", *args, "--dry_run"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
         assert "Traceback" not in done.stderr, (args, done.stderr)
         assert done.returncode in (0, 1, 2), (args, done.stderr)
-        assert time.monotonic() - begun < LIMIT + 10, args  # and the import, on a busy machine
+        assert _work_of_children() - worked < LIMIT + 10, args  # and the import
+        assert time.monotonic() - begun < PATIENCE, args
+
+
+def _work_of_children() -> float:
+    """Seconds that processes started here and ended took of a processor."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.fast

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 
@@ -208,6 +209,16 @@ def test_an_edited_configuration_is_not_followed(stopped, tmp_path):
         resume(directory)
 
 
+@pytest.mark.parametrize("field", ["copies", "progress"])
+def test_checkpoints_of_another_form_are_refused(stopped, tmp_path, field):
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "checkpoints" / "states").glob("*/meta.json"):
+        meta = files.read_json(path)
+        files.write_json(path, {k: v for k, v in meta.items() if k != field})
+    with pytest.raises(RunError, match=r"none of the checkpoints|version that wrote it"):
+        resume(directory)
+
+
 def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
     directory = copy(stopped, tmp_path)
     real = fingerprint.fingerprint()
@@ -226,6 +237,27 @@ def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "fingerprint", lambda: real | {"jax_enable_x64": "True"})
     with pytest.raises(RunError, match="JAX_ENABLE_X64"):
         resume(directory)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("no backend 'cuda'\nmore")])
+def test_a_missing_device_is_an_error_of_one_line(monkeypatch, error):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(jax, "default_backend", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(ValueError, match=r"^JAX finds no device .* JAX_PLATFORMS is cuda, use"):
+        fingerprint.fingerprint()
+
+
+@pytest.mark.fast
+def test_the_flags_that_continue_a_run_can_be_pasted_into_a_shell(tmp_path):
+    directory = tmp_path / "my runs; ls"
+    plain, imported = small_run(), small_run("module:Task-v0")
+    flags = shlex.split(run.resume_flags(plain, directory))
+    assert flags == ["--resume", f"--logdir={directory}"]
+    assert run.resume_flags(imported, tmp_path).endswith(" --allow_imports")
 
 
 def test_weights_are_restored_from_their_copies(whole, stopped, tmp_path):

@@ -17,7 +17,7 @@ from experiments import cloning, play, publish, runs, suites, sweep
 from rlx2_jax import envs, files
 from rlx2_jax.config import Lane
 from rlx2_jax.export import folder
-from rlx2_jax.runtime import weights
+from rlx2_jax.runtime import guards, weights
 from rlx2_jax.runtime.run import RunError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
@@ -64,6 +64,22 @@ def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
 def test_another_budget_in_the_same_directory_is_refused(toy):
     with pytest.raises(RunError, match="choose another --logdir"):
         sweep.sweep([suites.CATALOGUE["toy"]], dataclasses.replace(BUDGET, seeds=2), toy)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1e308, float("inf"), float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"--fraction=.* above 0 and at most 100"):
+        sweep.budget_of("smoke", fraction=fraction)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"suite": "toy"'])
+def test_a_damaged_suite_is_refused(tmp_path, text):
+    (tmp_path / "suite.json").write_text(text)
+    with pytest.raises(RunError, match=r"suite.json .* delete it if .* same flags"):
+        sweep.claim(tmp_path, {"suite": "toy"})
+    assert (tmp_path / "suite.json").read_text() == text
 
 
 def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
@@ -199,6 +215,13 @@ def clone(directory: Path):
     said = []
     found = cloning.execute(settings, lanes, directory, transitions=400, say=said.append)
     return found, said
+
+
+@pytest.mark.fast
+def test_cloning_refuses_a_directory_in_use(tmp_path):
+    settings, lanes = runs.Settings(steps=60, hidden=(8,)), [Lane(expert="expert.npz")]
+    with guards.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
+        cloning.execute(settings, lanes, tmp_path, transitions=10, say=print)
 
 
 def test_the_expert_solves_the_task_and_is_recorded():

@@ -6,7 +6,7 @@ A backend's package is imported when the backend is asked for, not before.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlx2_jax.envs.base import EnvironmentFailure, EnvSpec, HostEnvs, Step
+from rlx2_jax.envs.base import RAISED, EnvironmentFailure, EnvSpec, HostEnvs, Step
 from rlx2_jax.envs.trust import check_import
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ __all__ = [
     "BACKENDS",
     "DEVICE_BACKENDS",
     "HOST_BACKENDS",
+    "RAISED",
     "EnvSpec",
     "EnvironmentFailure",
     "HostEnvs",

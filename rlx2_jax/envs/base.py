@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 MAX_SEED = 2**31 - 1
+RAISED = (Exception, SystemExit)  # what a task may raise: some call sys.exit
 
 
 class EnvSpec(NamedTuple):
@@ -88,7 +89,9 @@ class EnvironmentFailure(Exception):
         None. A state saved now is consistent with it and begins a new episode for the failed one.
     """
 
-    def __init__(self, env_id: str, index: int | None, error: Exception, step: Step | None = None):
+    def __init__(
+        self, env_id: str, index: int | None, error: BaseException, step: Step | None = None
+    ):
         self.index = index
         self.error = error
         self.step = step

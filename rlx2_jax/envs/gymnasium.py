@@ -5,6 +5,7 @@ step that ended it, so no fake transition ever appears. Time limits are counted 
 leaves a task without wrappers and makes it cheap to step and possible to save.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -17,6 +18,7 @@ import numpy as np
 
 from rlx2_jax.envs import snapshot
 from rlx2_jax.envs.base import (
+    RAISED,
     EnvironmentFailure,
     Step,
     check_seeds,
@@ -77,14 +79,14 @@ class GymnasiumEnvs:
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         ended: list[int] = []
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         for i, env in enumerate(self.envs):
             if active is not None and not active[i]:
                 continue
             try:
                 seen, reward[i], done, cut, _ = env.step(actions[i])
                 rows[i] = self._boxes.check_shape(seen)
-            except Exception as error:
+            except RAISED as error:
                 failed[i] = error
                 continue
             elapsed[i] += 1
@@ -139,7 +141,8 @@ class GymnasiumEnvs:
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            with contextlib.suppress(*RAISED):  # nothing is lost any more
+                env.close()
 
     def _begin_all(self, seeds: Sequence[int]) -> np.ndarray:
         """Starts every random stream and a first episode; returns f32[E, obs]."""
@@ -151,24 +154,24 @@ class GymnasiumEnvs:
 
     def _begin(
         self, obs: np.ndarray, which: Iterable[int], seeds: Sequence[int] | None = None
-    ) -> dict[int, Exception]:
+    ) -> dict[int, BaseException]:
         """Starts an episode in each environment of `which`, writing into its row of obs [E, obs].
 
         Returns what was raised, by environment.
         """
         rows = obs.reshape(self.num_envs, *self._boxes.obs_shape)
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         for i in which:
             try:
                 seen, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
                 rows[i] = self._boxes.check_shape(seen)
-            except Exception as error:
+            except RAISED as error:
                 failed[i] = error
             self._steps[i] += self._elapsed[i]
             self._elapsed[i] = 0
         return failed
 
-    def _failure(self, failed: dict[int, Exception], step: Step | None) -> EnvironmentFailure:
+    def _failure(self, failed: dict[int, BaseException], step: Step | None) -> EnvironmentFailure:
         """The error to raise; saved from now on, those that failed ask for a new episode."""
         for i in failed:
             self._elapsed[i] = -1
@@ -184,7 +187,7 @@ def _find(env_id: str) -> Any:
     if module:
         try:
             importlib.import_module(module)
-        except Exception as error:  # the module's own, too
+        except RAISED as error:  # the module's own, too
             problem = f"{type(error).__name__}: {error}"
             raise ImportError(f"{env_id!r}: importing {module!r} failed, {problem}") from error
     # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.

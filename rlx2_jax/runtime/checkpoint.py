@@ -27,6 +27,7 @@ from rlx2_jax import files
 from rlx2_jax.buffer import Buffer
 from rlx2_jax.files import Damaged, Log, Warn
 from rlx2_jax.lane import LaneState
+from rlx2_jax.runtime import manifest
 
 _ROWS = ("data", "flags", "mean")  # the ring arrays, kept in data files
 _BLOCK = 1 << 24  # bytes of rows that are copied at a time
@@ -162,10 +163,11 @@ class Checkpoints:
         """The metadata and arrays of one checkpoint, verified; data files are not looked at."""
         folder = self._states / str(position)
         meta = files.read_json(folder / "meta.json")
+        manifest.check(meta)
         # Before Orbax reads any of them: it neither verifies nor complains in an orderly way.
         found = _digests(folder / "arrays")
-        if found != meta.get("states"):
-            names = {*found, *meta.get("states", {})}
+        if found != meta["states"]:
+            names = {*found, *meta["states"]}
             wrong = [n for n in sorted(names) if found.get(n) != meta["states"].get(n)]
             raise Damaged(f"{', '.join(wrong)} missing or changed")
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from rlx2_jax import compact, files
 from rlx2_jax import lane as lanes_
 from rlx2_jax.files import Damaged
-from rlx2_jax.runtime import fingerprint, logging, summary, weights
+from rlx2_jax.runtime import fingerprint, logging, manifest, summary, weights
 from rlx2_jax.runtime.checkpoint import Checkpoints, Saved
 from rlx2_jax.runtime.evaluate import Interrupted
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
@@ -34,10 +34,13 @@ from rlx2_jax.runtime.run import (
     make_loop,
     memory_bytes,
     read_run,
+    resume_flags,
     with_paths,
 )
 
 SUMMARY, CURVES = "summary.json", "curves.png"
+# What a run adds to the description of a checkpoint.
+_META = {"progress": list, "lanes": list, "exact": bool, "run": str, "fingerprint": dict}
 _SHOWN = 1000  # steps between redrawings of the progress display
 
 
@@ -220,6 +223,7 @@ class _Execution:
     ):
         self.run, self.directory, self.stop = run, directory, stop
         self.say, self.progress = say, progress
+        self.resume_flags = resume_flags(run, directory)
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
@@ -246,7 +250,7 @@ class _Execution:
 
     def _newest(self) -> Saved | None:
         """The newest good checkpoint, checked against the run."""
-        begin_again = f"begin again with --resume --restart --logdir={self.directory}"
+        begin_again = f"begin again with --restart {self.resume_flags}"
         try:
             saved = self.store.newest(self.say)
         except Damaged as error:
@@ -258,17 +262,21 @@ class _Execution:
                     f"{CHECKPOINTS}/ from a copy, or {begin_again}"
                 )
             return None
-        if saved.meta.get("run") != self.run.digest:
+        try:
+            manifest.check_fields(saved.meta, _META)
+        except Damaged as error:
+            raise RunError(f"{error}: resume it with the version that wrote it") from error
+        if saved.meta["run"] != self.run.digest or saved.meta["chunk"] >= len(self.chunks):
             raise RunError(
                 f"the checkpoints in {self.directory} belong to a run with other settings than "
                 f"its {CONFIG}, or to another version of the program: restore the right "
                 f"{CONFIG}, or resume with the version that wrote them"
             )
         before, now = saved.meta["fingerprint"], self.fingerprint
-        if before["jax_enable_x64"] != now["jax_enable_x64"]:
+        was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
+        if was != is_:
             raise RunError(
-                f"this run was started with JAX_ENABLE_X64={before['jax_enable_x64']}, now it is "
-                f"{now['jax_enable_x64']}: set it as it was"
+                f"this run was started with JAX_ENABLE_X64={was}, now it is {is_}: set it as it was"
             )
         for line in fingerprint.differences(before, now):
             self.say(f"warning: {line}; results may differ from those of an uninterrupted run")
@@ -347,7 +355,7 @@ class _Execution:
             raise Stopped(
                 f"stopped by {signal.Signals(number).name} at step "
                 f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
-                f"with --resume --logdir={self.directory}",
+                f"with {self.resume_flags}",
                 number,
             )
 
@@ -364,7 +372,7 @@ class _Execution:
                 hint = "Everything before that is saved: correct the environment and continue with"
             else:
                 hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
-            raise LaneFailure(f"{failure}\n{hint} --resume --logdir={self.directory}") from failure
+            raise LaneFailure(f"{failure}\n{hint} {self.resume_flags}") from failure
 
     def _keep_initial(self, number: int) -> None:
         """The dense initial weights and first masks of a lane, so that they can be rewound."""
@@ -482,7 +490,7 @@ class _Execution:
             names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
             raise Unwritten(
                 f"training has ended, but the disk refused {', '.join(names)}: free some space, "
-                f"then --resume --logdir={self.directory} writes them"
+                f"then {self.resume_flags} writes them"
             )
         return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from rlx2_jax import __version__
+from rlx2_jax import __version__, files
 from rlx2_jax.compact import native
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
@@ -56,12 +56,28 @@ def instructions() -> str:
     return " ".join(sorted(x for x in found if x.startswith(_VECTOR)))
 
 
+def device() -> str:
+    """The kind of device that JAX computes on.
+
+    Raises:
+      ValueError: there is none, because of JAX_PLATFORMS for instance.
+    """
+    try:
+        return jax.default_backend()
+    except Exception as error:  # RuntimeError, or AssertionError by some versions
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        raise ValueError(
+            f"JAX finds no device ({files.first_line(error)}): JAX_PLATFORMS is "
+            f"{asked or 'unset'}, use JAX_PLATFORMS=cpu, or install JAX for the device"
+        ) from error
+
+
 def fingerprint() -> dict[str, str]:
     """Everything besides settings and seeds that decides a run's numbers, by name."""
     return {
         **versions(),
         "commit": git_commit() or "unknown",
-        "device": jax.default_backend(),
+        "device": device(),
         "kernels": native.execution(),
         "processor": processor(),
         "instructions": instructions(),

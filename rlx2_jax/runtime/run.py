@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool =
     )
 
 
+def resume_flags(run: Run, directory: Path) -> str:
+    """The flags that continue a run, as a shell takes them."""
+    try:
+        envs.check_import(run.env, run.env_options, allow=False)
+        consent = ""
+    except ValueError:
+        consent = " --allow_imports"
+    return f"--resume --logdir={shlex.quote(str(directory))}{consent}"
+
+
 def label(lane: Lane, index: int) -> str:
     """A lane's short name in tables and plots."""
     return f"{index}:{lane.name or lane.method}/s{lane.seed}"
@@ -163,7 +174,7 @@ def _guarded(run: Run, make: Any, *args: Any) -> Any:
         return make(*args, **run.env_options)
     except (EnvironmentFailure, ImportError):
         raise
-    except Exception as error:
+    except envs.RAISED as error:
         raise EnvironmentFailure(run.env, None, error) from error
 
 
@@ -174,7 +185,13 @@ def with_paths(lane: Lane, directory: Path) -> Lane:
 
 
 # What a process takes besides its lanes: imports, compiled programs and the compiler's own needs.
-_PROCESS_BYTES = 900_000_000
+# Measured with XLA's default flags and nothing cached; compact lanes have more to compile.
+_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_300_000_000}
+
+
+def process_bytes(lanes: Sequence[Lane]) -> int:
+    """Memory of a process that trains `lanes`, without the lanes themselves."""
+    return max(_PROCESS_BYTES.get(lane.execution, 0) for lane in lanes)
 
 
 def lane_bytes(run: Run, lane: Lane | None = None) -> int:
@@ -206,18 +223,19 @@ def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
     """The most memory that a process training `lanes` (default: the first chunk) takes, at the
     start, while saving and when resumed."""
     lanes = run.lanes[: run.chunk or None] if lanes is None else lanes
-    return _PROCESS_BYTES + sum(lane_bytes(run, lane) for lane in lanes)
+    return process_bytes(lanes) + sum(lane_bytes(run, lane) for lane in lanes)
 
 
 def chunk_size(run: Run, memory: int) -> int:
     """How many lanes one program takes, so that a chunk fits into `memory` bytes."""
     each = max(lane_bytes(run, lane) for lane in run.lanes)
-    fits = int(max(0, 0.95 * memory - _PROCESS_BYTES) // each)
+    process = process_bytes(run.lanes)
+    fits = int(max(0, 0.95 * memory - process) // each)
     if fits < 1 or (run.chunk and run.chunk > fits):
         wanted = run.chunk or 1
         advice = f", or --chunk={fits}" if fits else ""
         raise RunError(
-            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {_PROCESS_BYTES / 1e9:.1f} GB for the "
+            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {process / 1e9:.1f} GB for the "
             f"process do not fit into {memory / 1e9:.1f} GB of memory: use a smaller --capacity "
             f"(now {run.config.capacity}){advice}"
         )

@@ -27,6 +27,7 @@ SCHEDULE = (
 )
 BRAX = ("--env_backend=brax", "--env=inverted_pendulum")
 CHUNKS = ("--seeds=2", "--chunk=1")
+COMPILING = 3600.0  # seconds for a run that compiles everything, on a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def reference(case: Case, server: Server, store: Path, *, warm: bool = True) -> 
     directory = store / case.name
     for _ in range(1 + warm):
         shutil.rmtree(directory, ignore_errors=True)
-        ended = server.run(case.module, case.start(directory), directory, timeout=600)
+        ended = server.run(case.module, case.start(directory), directory, timeout=COMPILING)
         if ended.code != 0:
             raise RuntimeError(f"{case.name} does not run undisturbed:\n{ended.stderr[-3000:]}")
     return Reference(case, directory, ended)  # pyright: ignore[reportPossiblyUnboundVariable]

@@ -5,7 +5,9 @@ message; either way the directory can be resumed afterwards.
 """
 
 import dataclasses
+import itertools
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +17,6 @@ from .process import Pool, Server
 from .report import Outcome, Verdict
 
 ERRORS = ("ENOSPC", "EIO")
-STRIDE = 40  # calls between two failures where many fail in one run
 SPACE = "open|write|pwrite|writev|pwritev|truncate|mkdir|link"  # what needs room on a disk
 
 
@@ -63,9 +64,20 @@ def once(reference: Reference, count: int, seed: int) -> list[Trial]:
     return trials[:count]
 
 
-def every(reference: Reference, stride: int = STRIDE) -> list[Trial]:
-    """Each call of the run after its start fails in one of `stride` runs, for each error."""
-    begin = _startup(reference.ended.calls)
+def _stride(calls: list[inject.Call]) -> int:
+    """More calls than lie between two checkpoints: with failures this far apart, one that failed
+    is followed by one that succeeds, and every call of a checkpoint is reached."""
+    made = [
+        call.number
+        for call in calls
+        if call.operation == "rename" and re.fullmatch(r"checkpoints/states/\d+", call.path)
+    ]
+    return int(1.1 * max(b - a for a, b in itertools.pairwise([0, *made])))
+
+
+def every(reference: Reference) -> list[Trial]:
+    """Each call of the run after its start fails in one of many runs, for each error."""
+    begin, stride = _startup(reference.ended.calls), _stride(reference.ended.calls)
     row = f"each of {len(reference.ended.calls) - begin} calls, {stride} apart"
     return [
         Trial(reference, f"fail={error}@*:*:{r}%{stride}>{begin}", row, error, 10_000 + i)

@@ -55,7 +55,7 @@ def run_errors(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
 
 def run_every(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
     """Each write of one run fails with each error."""
-    references = attack.references(_names(options, FAILING[:1]))
+    references = attack.references(_names(options, ("td3-masked",)))
     trials = [t for r in references for t in errors.every(r)]
     trials = _numbered([t for t in trials if options.only in t.name])
     return carry_out(trials, lambda t: errors.run(t, attack.pool, attack.scratch), attack.jobs)
