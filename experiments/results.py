@@ -76,7 +76,7 @@ def page(folder: Path, results: Results) -> str:
 
 
 def _checking(results: Results) -> str:
-    units = [u for s in results.suites.values() for g in s.units for u in g.parts or (g,)]
+    units = [unit for suite in results.suites.values() for unit in suite.parts]
     done = [u.directory for u in units if u.status == "finished" and u.kind == "train"]
     name = "/".join(done[0].parts[-2:]) if done else "<suite>/<unit>"
     return (

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.reporting import percent, scores, stats
 from experiments.reporting.maintable import METHODS
 from experiments.reporting.percent import TASKS, Percentages, from_paper
-from experiments.reporting.results import Results, Suite, Unit
+from experiments.reporting.results import Results, Suite
 from experiments.reporting.stats import Interval
 from experiments.reporting.tables import Cell, Column, Table
 from rlx2_jax import files
@@ -186,7 +186,7 @@ def overview(results: Results) -> Table:
     """What each suite planned and what was collected of it."""
     rows: list[tuple[Cell, ...]] = []
     for suite in results.suites.values():
-        parts = _parts(suite)
+        parts = suite.parts
         steps = sorted({u.steps for u in parts if u.steps and u.kind == "train"})
         share = suite.budget.get("fraction")
         rows.append(
@@ -215,11 +215,7 @@ def missing(results: Results) -> list[str]:
     """A line for each suite that lacks units."""
     found = []
     for suite in results.suites.values():
-        names = [u.name for u in _parts(suite) if u.status != "finished"]
+        names = [u.name for u in suite.parts if u.status != "finished"]
         if names:
             found.append(f"{suite.name}: {', '.join(names)}")
     return found
-
-
-def _parts(suite: Suite) -> list[Unit]:
-    return [part for unit in suite.units for part in unit.parts or (unit,)]

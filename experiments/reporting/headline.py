@@ -46,7 +46,8 @@ def text(results: Results, picture: str) -> str:
     marks = "".join(f" {mark}: {text}." for mark, text in MARKS.items() if mark in table)
     note = (
         "TD3 in percent of the dense score, the paper's in brackets. "
-        f"{markup.markdown(exhibits.difference(suite))} Score: mean of the last 30 evaluations."
+        f"{markup.markdown(exhibits.difference(suite))} A score is the mean of the last 30 "
+        "evaluations or of all, where there are fewer."
         f"{marks} [{PAGE}]({PAGE}) has everything else: returns, intervals, ablations, speed, and "
         "what does not hold."
     )

@@ -113,15 +113,15 @@ def banner(suites: list[Suite]) -> str:
 def _overview(suites: list[Suite]) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for suite in suites:
-        counts = [sum(u.status == s for u in suite.units) for s in ("finished", "unfinished")]
-        absent = sum(u.status == "missing" for u in suite.units)
+        counts = [sum(u.status == s for u in suite.parts) for s in ("finished", "unfinished")]
+        absent = sum(u.status == "missing" for u in suite.parts)
         share = exhibits.fraction(suite)
         rows.append(
             (
                 suite.name,
                 str(suite.budget.get("name", "not named")),
                 "not stated" if share is None else f"{100 * share:.4g}",
-                len(suite.units),
+                len(suite.parts),
                 *counts,
                 absent,
                 exhibits.seeds_found(suite).removeprefix("seeds found: "),
