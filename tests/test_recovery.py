@@ -16,7 +16,7 @@ from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
 from rlx2_jax import files
-from rlx2_jax.runtime import checkpoint, fingerprint, guards, run, weights
+from rlx2_jax.runtime import checkpoint, fingerprint, guards, logging, run, weights
 from rlx2_jax.runtime import evaluate as evaluation
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime.group import LaneFailure
@@ -258,6 +258,32 @@ def test_the_flags_that_continue_a_run_can_be_pasted_into_a_shell(tmp_path):
     flags = shlex.split(run.resume_flags(plain, directory))
     assert flags == ["--resume", f"--logdir={directory}"]
     assert run.resume_flags(imported, tmp_path).endswith(" --allow_imports")
+
+
+def test_checkpoints_of_older_versions_are_continued(whole, stopped, tmp_path):
+    """They lack the time of evaluations, the machines and the CPU's instructions."""
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "checkpoints" / "states").glob("*/meta.json"):
+        meta = files.read_json(path)
+        del meta["machines"], meta["fingerprint"]["instructions"]
+        for progress in meta["progress"]:
+            del progress["judged"]
+        files.write_json(path, meta)
+    _, said = resume(directory)
+    assert not any("warning" in line for line in said)
+    same(directory, whole)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["evaluation_seconds"] is None and summary["training_seconds"] > 0
+    assert [machine["step"] for machine in summary["machines"]] == [None]
+
+
+def test_tables_keep_the_columns_that_they_began_with(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("lane,step\r\n0,1\r\n")
+    log = files.Log(path, print, path.stat().st_size)
+    logging.Table(log).write([{"lane": 0, "step": 2, "weights": "ab"}])
+    log.flush()
+    assert path.read_text().splitlines()[-1] == "0,2"
 
 
 def test_weights_are_restored_from_their_copies(whole, stopped, tmp_path):

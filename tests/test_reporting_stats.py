@@ -76,3 +76,19 @@ def test_scores_are_those_of_the_runs() -> None:
     short = {"step": np.array([0.0, 10, 20]), "mean_return": np.array([99.0, 1, 2])}
     lane = results.Lane(0, "ss", "ss", 0, {}, short, {}, True)
     assert (lane.score, lane.evaluations_used) == (1.5, 2)
+
+
+def test_differences_between_methods():
+    ours, theirs = {"a": [3.0, 5.0], "b": [10.0, 12.0], "c": [1.0, 1.0]}, {"a": [1.0], "b": [4.0]}
+    found = stats.difference(ours, theirs)
+    assert found == (5.0, None, 5.0, None)  # single seeds: no interval
+    assert stats.difference(ours, {"d": [1.0, 2.0]}) is None
+    same = stats.difference({"a": [2.0, 2.0]}, {"a": [1.0, 1.0]})
+    assert same == (1.0, (1.0, 1.0), 1.0, (1.0, 1.0))
+    rng = np.random.default_rng(0)
+    ours, theirs = ({"a": rng.normal(mean, 1, 200).tolist()} for mean in (1, 0))
+    many = stats.difference(ours, theirs)
+    assert many and many.mean_interval and many.iqm_interval
+    low, high = many.mean_interval  # ± 1.96 √(2 / 200)
+    assert high - low == pytest.approx(2 * 1.96 * 0.1, rel=0.2) and low < 1 < high
+    assert many.iqm_interval.low < many.iqm < many.iqm_interval.high

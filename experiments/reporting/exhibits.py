@@ -88,8 +88,8 @@ def difference(suite: Suite) -> str:
     versions = sorted({m[0] for u in suite.units if (m := re.search(r"-v\d+$", u.env))})
     if versions:
         parts.append(f"{', '.join(versions)} environments (paper: -v3)")
-    counts = {s: sum(u.status == s for u in suite.units) for s in ("unfinished", "missing")}
-    parts += [f"{n} of {len(suite.units)} units {status}" for status, n in counts.items() if n]
+    counts = {s: sum(u.status == s for u in suite.parts) for s in ("unfinished", "missing")}
+    parts += [f"{n} of {len(suite.parts)} units {status}" for status, n in counts.items() if n]
     return f"Ours: {'; '.join(parts)}."
 
 

@@ -28,6 +28,9 @@ METHODS = {"dense": 6, "rlx2": 1, "rigl": 0, "set": 2, "ss": 3, "tiny": 4, "rigl
 METHODS |= {"rigl mask": 0, "rlx2 mask": 1}
 METHODS |= {"random ticket": 0, "dynamic ticket": 1, "winning ticket": 2}
 WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
+KINDS = ("png", "svg")
+# No date and no version: the same picture is the same file.
+_METADATA: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -72,16 +75,16 @@ class Group(NamedTuple):
     lanes: Sequence[Lane]
 
 
-def save(figure: Figure, folder: Path, stamp: str = "") -> tuple[Path, Path]:
-    """Writes `<key>.png` and `<key>.svg`; `stamp`, small in a corner, says what was run."""
+def save(figure: Figure, folder: Path, stamp: str = "", kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Writes `<key>.<kind>` of each kind; `stamp`, small in a corner, says what was run."""
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # in a name
         canvas = figure.draw()
         canvas.text(0.99, 0.99, stamp, ha="right", va="top", fontsize=6, color="0.4")
-        png, svg = folder / f"{figure.key}.png", folder / f"{figure.key}.svg"
-        canvas.savefig(png, dpi=DPI, metadata={"Software": None})
-        canvas.savefig(svg, metadata={"Date": None, "Creator": None})
-    return png, svg
+        paths = [folder / f"{figure.key}.{kind}" for kind in kinds]
+        for path in paths:
+            canvas.savefig(path, dpi=DPI, metadata=_METADATA[path.suffix])
+    return paths
 
 
 def curves(
@@ -94,9 +97,9 @@ def curves(
 ) -> Canvas:
     """Mean over seeds ± one standard deviation, against steps."""
     canvas, (axes,) = new_canvas(title, [_label(g) for g in groups])
-    styles = _styles(g.name for g in groups)
+    styles = styles_of(g.name for g in groups)
     for group in groups:
-        _line(axes, group, styles[group.name], [x.evaluations for x in group.lanes], column)
+        draw_line(axes, group, styles[group.name], [x.evaluations for x in group.lanes], column)
     if column == "value_bias":
         axes.axhline(0, color="0.4", lw=0.8)
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -107,11 +110,11 @@ def curves(
 def traces(groups: Sequence[Group], *, title: str, threshold: float | None) -> Canvas:
     """Buffer length above, policy distance below, against steps."""
     canvas, (top, bottom) = new_canvas(title, [_label(g) for g in groups], rows=2)
-    styles = _styles(g.name for g in groups)
+    styles = styles_of(g.name for g in groups)
     panels = ((top, "buffer_length", "transitions"), (bottom, "policy_distance", "policy distance"))
     for axes, column, ylabel in panels:
         for group in groups:
-            _line(axes, group, styles[group.name], [x.metrics for x in group.lanes], column)
+            draw_line(axes, group, styles[group.name], [x.metrics for x in group.lanes], column)
         axes.set_ylabel(ylabel)
     top.yaxis.set_major_formatter(EngFormatter(sep=""))
     top.set_ylim(bottom=0)
@@ -143,7 +146,7 @@ def lines(
 ) -> Canvas:
     """A line of means with error bars for each name; `level` is a horizontal reference."""
     canvas, (axes,) = new_canvas(title, list(series))
-    styles = _styles(series)
+    styles = styles_of(series)
     for name, points in series.items():
         colour, dash, marker = styles[name]
         axes.errorbar(
@@ -170,7 +173,7 @@ def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str)
     height = 1 + 0.3 * len(rows)
     canvas = Canvas(figsize=(WIDTH, height))
     axes = canvas.add_axes((0.2, 0.5 / height, 0.76, 1 - 0.95 / height))
-    styles = _styles(name for name, _, _ in rows)
+    styles = styles_of(name for name, _, _ in rows)
     for i, (name, value, interval) in enumerate(rows):
         colour = styles[name].colour
         if interval is not None:
@@ -213,7 +216,7 @@ def _label(group: Group) -> str:
     return f"{group.label} ({seeds})"
 
 
-def _line(axes: Axes, group: Group, style: Style, logs: list[dict], column: str) -> None:
+def draw_line(axes: Axes, group: Group, style: Style, logs: list[dict], column: str) -> None:
     """The mean where all seeds are, its spread, and thin lines for seeds that go on alone."""
     colour, dash, marker = style
     logs = [log for log in logs if log["step"].size]
@@ -252,7 +255,7 @@ def _line(axes: Axes, group: Group, style: Style, logs: list[dict], column: str)
             axes.plot(log["step"][alone], log[column][alone], color=colour, lw=0.6)
 
 
-def _styles(names: Iterable[str]) -> dict[str, Style]:
+def styles_of(names: Iterable[str]) -> dict[str, Style]:
     """Colour, dashes and marker: a method's own, for other names those that are left."""
     names = list(names)
     used = {METHODS[n.lower()] for n in names if n.lower() in METHODS}

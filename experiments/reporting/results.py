@@ -102,6 +102,11 @@ class Suite:
     budget: dict[str, Any]
     units: tuple[Unit, ...]
 
+    @property
+    def parts(self) -> list[Unit]:
+        """Every run directory: those of a group one by one."""
+        return [part for unit in self.units for part in unit.parts or (unit,)]
+
 
 @dataclass(frozen=True)
 class Results:

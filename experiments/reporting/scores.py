@@ -75,7 +75,9 @@ class Scale:
         # A score so far divided by a whole one, or a whole one by one so far: both are marked.
         used = [*lanes, *(self._dense[_key(unit)] if percent is not None else [])]
         marks = "†" * (not all(lane.finished for lane in used))
-        marks += "§" * (len(lanes) < planned(unit, name))
+        few = len(lanes) < planned(unit, name)
+        few |= percent is not None and len(unit.named("dense")) < planned(unit, "dense")
+        marks += "§" * few
         return raw(lanes, marks + "‡") if percent is None else _value(percent, marks)
 
 

@@ -43,14 +43,62 @@ def bootstrap(
     """
     if not strata or min(len(values) for values in strata.values()) < 2:
         return None
+    return _interval(_iqms(_resampled(strata, replicates, seed)), confidence)
+
+
+class Difference(NamedTuple):
+    """How much one method is ahead of another."""
+
+    mean: float  # of the means over tasks
+    mean_interval: Interval | None
+    iqm: float
+    iqm_interval: Interval | None
+
+
+def difference(
+    ours: Mapping[str, Sequence[float]],
+    theirs: Mapping[str, Sequence[float]],
+    *,
+    confidence: float = 0.95,
+    replicates: int = REPLICATES,
+) -> Difference | None:
+    """`ours` minus `theirs` over the tasks that both have; None where there is none.
+
+    The seeds of both are resampled within each task, independently. No interval where a task has
+    a single seed.
+    """
+    tasks = [task for task in ours if task in theirs]
+    if not tasks:
+        return None
+    pair = [{task: strata[task] for task in tasks} for strata in (ours, theirs)]
+    mean = [float(np.mean([np.mean(own) for own in strata.values()])) for strata in pair]
+    middle = [iqm([x for own in strata.values() for x in own]) for strata in pair]
+    intervals = [None, None]
+    if min(len(own) for strata in pair for own in strata.values()) > 1:
+        draws = [_resampled(strata, replicates, seed) for seed, strata in enumerate(pair)]
+        means = [np.mean([own.mean(axis=1) for own in each], axis=0) for each in draws]
+        middles = [_iqms(each) for each in draws]
+        intervals = [_interval(a - b, confidence) for a, b in (means, middles)]
+    return Difference(mean[0] - mean[1], intervals[0], middle[0] - middle[1], intervals[1])
+
+
+def _resampled(
+    strata: Mapping[str, Sequence[float]], replicates: int, seed: int
+) -> list[np.ndarray]:
+    """For each task `[replicates, seeds]`, drawn with replacement."""
     rng = np.random.default_rng(seed)
-    draws = []
-    for _, values in sorted(strata.items()):
-        given = np.asarray(values, float)
-        draws.append(given[rng.integers(given.size, size=(replicates, given.size))])
+    given = [np.asarray(values, float) for _, values in sorted(strata.items())]
+    return [x[rng.integers(x.size, size=(replicates, x.size))] for x in given]
+
+
+def _iqms(draws: list[np.ndarray]) -> np.ndarray:
+    """The IQM over all tasks of each replicate."""
     ordered = np.sort(np.concatenate(draws, axis=1), axis=1)
     cut = ordered.shape[1] // 4
-    means = ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
+    return ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
+
+
+def _interval(values: np.ndarray, confidence: float) -> Interval:
     tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(float(low), float(high))

@@ -12,7 +12,7 @@ from experiments.reporting.markup import Html, tag
 MISSING = "missing"
 MARKS = {
     "†": "not all steps were run: a score so far",
-    "§": "fewer seeds than planned",
+    "§": "fewer seeds than planned, here or of the dense lanes",
     "‡": "a raw return: there is no positive dense score to divide by",
 }
 

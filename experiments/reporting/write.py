@@ -1,5 +1,6 @@
 """The report's files: report.md, index.html, figures/, tables/."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from experiments.suites import base
 TITLE = "rlx2_jax beside the paper"
 
 
-def write(results: Results, out: Path) -> list[str]:
-    """Writes everything below `out`; returns the warnings that the report shows."""
+def write(results: Results, out: Path, kinds: Sequence[str] = figures.KINDS) -> list[str]:
+    """Writes everything below `out`, figures of all `kinds`; returns the warnings that the report
+    shows. Without PNG there is no page."""
     warnings = [*results.warnings, *provenance.differences(results)]
     trained = [suite for name, suite in results.suites.items() if name != "flops"]
     sections = [_overview(trained)] if trained else []
@@ -24,11 +26,12 @@ def write(results: Results, out: Path) -> list[str]:
     sections.append(exhibits.ledger_section())
     _clear(out)
     keys: set[str] = set()
-    sections = [_with_files(section, out, keys, warnings) for section in sections]
+    sections = [_with_files(section, out, keys, warnings, kinds) for section in sections]
     text, warnings = banner(trained), [printable(w, 1000) for w in warnings]
     (out / "report.md").write_text(_markdown(sections, warnings, text), "utf-8")
-    document = page.page(TITLE, sections, warnings, text, out / "figures")
-    (out / "index.html").write_text(document, "utf-8")
+    if "png" in kinds:
+        document = page.page(TITLE, sections, warnings, text, out / "figures")
+        (out / "index.html").write_text(document, "utf-8")
     return warnings
 
 
@@ -42,7 +45,9 @@ def _section(suite: Suite, warnings: list[str]) -> Section:
         return Section(suite.name, f"{suite.name}: {suite.title}", (problem,))
 
 
-def _with_files(section: Section, out: Path, keys: set[str], warnings: list[str]) -> Section:
+def _with_files(
+    section: Section, out: Path, keys: set[str], warnings: list[str], kinds: Sequence[str]
+) -> Section:
     """The section, its figures and tables written; `keys` are the names in use."""
     key = _unused(section.key, keys, "suite-")
     items: list[Item] = []
@@ -51,9 +56,9 @@ def _with_files(section: Section, out: Path, keys: set[str], warnings: list[str]
             item = replace(item, key=_unused(item.key, keys))
         if isinstance(item, Table):
             (out / "tables" / f"{item.key}.csv").write_text(tables.to_csv(item), "utf-8")
-        elif isinstance(item, Figure):
+        elif isinstance(item, Figure) and kinds:
             try:
-                figures.save(item, out / "figures", section.stamp)
+                figures.save(item, out / "figures", section.stamp, kinds)
             except OSError:
                 raise
             except Exception as error:  # numbers from elsewhere
@@ -108,15 +113,15 @@ def banner(suites: list[Suite]) -> str:
 def _overview(suites: list[Suite]) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for suite in suites:
-        counts = [sum(u.status == s for u in suite.units) for s in ("finished", "unfinished")]
-        absent = sum(u.status == "missing" for u in suite.units)
+        counts = [sum(u.status == s for u in suite.parts) for s in ("finished", "unfinished")]
+        absent = sum(u.status == "missing" for u in suite.parts)
         share = exhibits.fraction(suite)
         rows.append(
             (
                 suite.name,
                 str(suite.budget.get("name", "not named")),
                 "not stated" if share is None else f"{100 * share:.4g}",
-                len(suite.units),
+                len(suite.parts),
                 *counts,
                 absent,
                 exhibits.seeds_found(suite).removeprefix("seeds found: "),

@@ -18,8 +18,8 @@ from rlx2_jax.runtime.evaluate import Interrupted
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped, Stopper, locked
-from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
-from rlx2_jax.runtime.program import initial_agent, networks_of
+from rlx2_jax.runtime.loop import DeviceLoop, HostLoop, networks
+from rlx2_jax.runtime.program import initial_agent
 from rlx2_jax.runtime.run import (
     CHECKPOINTS,
     CONFIG,
@@ -390,11 +390,11 @@ class _Execution:
 
     def _keep_final(self, loop: HostLoop | DeviceLoop, chunk: _Chunk) -> None:
         """The networks that every lane ended with."""
-        for i, networks in enumerate(_networks(loop)):
-            self._keep(f"final/lane-{chunk.first + i}.npz", networks)
+        for i, found in enumerate(networks(loop)):
+            self._keep(f"final/lane-{chunk.first + i}.npz", found)
 
-    def _keep(self, name: str, networks: dict[str, weights.Weights]) -> None:
-        self.fresh[name] = weights.to_bytes(networks)
+    def _keep(self, name: str, found: dict[str, weights.Weights]) -> None:
+        self.fresh[name] = weights.to_bytes(found)
         self.outbox.write(self.directory / name, self.fresh[name])
 
     def _evaluate(self, chunk: _Chunk, loop: HostLoop | DeviceLoop) -> None:
@@ -404,7 +404,7 @@ class _Execution:
         except Interrupted:
             return  # due again when the run is resumed
         step = loop.time * self.run.config.num_envs
-        digests = [weights.digest(networks) for networks in _networks(loop)]
+        digests = [weights.digest(x) for x in networks(loop)]
         rows = evaluation_rows(found, chunk.lanes, step, digests, chunk.first)
         if chunk.judged is not None:
             chunk.judged += clock.perf_counter() - start
@@ -493,16 +493,6 @@ class _Execution:
                 f"then {self.resume_flags} writes them"
             )
         return found
-
-
-def _networks(loop: HostLoop | DeviceLoop) -> list[dict[str, weights.Weights]]:
-    """The networks of every lane, in their order."""
-    found = {
-        i: networks
-        for state, members in zip(loop.states(), loop.lanes)
-        for i, networks in zip(members, networks_of(state.agent))
-    }
-    return [found[i] for i in sorted(found)]
 
 
 def _trained(directory: Path) -> bool:

@@ -36,7 +36,7 @@ class Table:
         if fresh:
             writer.writeheader()
         for row in rows:
-            writer.writerow({k: _number(v) for k, v in row.items()})
+            writer.writerow({k: number(v) for k, v in row.items()})
         self._log.append(text.getvalue().encode())
 
 
@@ -45,7 +45,8 @@ def _header(path: Path) -> list[str]:
         return next(csv.reader(file), [])
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """A value as tables have it: floats with the digits that float32 has."""
     return f"{float(value):.7g}" if isinstance(value, float | np.floating) else value
 
 

@@ -6,7 +6,7 @@ restored in between; what a lane computes does not depend on which others run be
 
 import contextlib
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -25,7 +25,8 @@ from rlx2_jax.runtime import bridge, plan
 from rlx2_jax.runtime.checkpoint import Snapshot
 from rlx2_jax.runtime.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
 from rlx2_jax.runtime.group import Group, explain
-from rlx2_jax.runtime.program import step_lanes
+from rlx2_jax.runtime.program import networks_of, step_lanes
+from rlx2_jax.runtime.weights import Weights
 
 Stop = Callable[[], bool]
 
@@ -66,11 +67,14 @@ class HostLoop:
         episodes: int = 10,
         pipeline: bool = True,
         asks: bool | None = None,
+        only: Sequence[int] | None = None,
     ):
-        """`asks`: whether programs ask the host; None: if they can."""
+        """`asks`: whether programs ask the host; None: if they can. `only`: positions of lanes;
+        groups without any of them are left out, the others are what they are with all lanes."""
         parts = plan.parts(config, lanes)
         if len(parts) == 1:
             parts = plan.groups(parts[0])
+        parts = _chosen(parts, only)
         self.lanes = [list(part.lanes) for part in parts]
         self._pipeline = pipeline
         self._envs_per_lane = config.num_envs
@@ -206,6 +210,16 @@ def _restart(group: Group, obs: np.ndarray) -> LaneState:
     return restart(group.state, jnp.asarray(obs), group.program.hyper)
 
 
+def networks(loop: "HostLoop | DeviceLoop") -> list[dict[str, Weights]]:
+    """The networks of every lane, in the lanes' order."""
+    found = [x for state in loop.states() for x in networks_of(state.agent)]
+    return [found[i] for i in _back(loop.lanes)]
+
+
+def _chosen(parts: list[plan.Part], only: Sequence[int] | None) -> list[plan.Part]:
+    return parts if only is None else [part for part in parts if {*only} & {*part.lanes}]
+
+
 def _back(lanes: list[list[int]]) -> np.ndarray:
     """Where each lane is found among the lanes of all groups."""
     return np.argsort(np.concatenate(lanes))
@@ -269,8 +283,16 @@ class DeviceLoop:
 
     exact_restore = True
 
-    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, *, episodes: int = 10):
-        parts = plan.parts(config, lanes)
+    def __init__(
+        self,
+        config: Config,
+        lanes: list[Lane],
+        env: DeviceEnv,
+        *,
+        episodes: int = 10,
+        only: Sequence[int] | None = None,
+    ):
+        parts = _chosen(plan.parts(config, lanes), only)
         self.lanes = [list(part.lanes) for part in parts]
         self._groups = [
             _DeviceGroup(part.config, [lanes[i] for i in part.lanes], env, episodes)

@@ -151,8 +151,12 @@ def label(lane: Lane, index: int) -> str:
     return f"{index}:{lane.name or lane.method}/s{lane.seed}"
 
 
-def make_loop(run: Run, lanes: Sequence[Lane], directory: Path) -> HostLoop | DeviceLoop:
+def make_loop(
+    run: Run, lanes: Sequence[Lane], directory: Path, only: Sequence[int] | None = None
+) -> HostLoop | DeviceLoop:
     """The loop of the run's backend; files that lanes name are relative to `directory`.
+
+    `only`: positions of lanes; groups that have none of them are left out.
 
     Raises:
       LaneFailure: an environment could not be made or reset.
@@ -161,9 +165,10 @@ def make_loop(run: Run, lanes: Sequence[Lane], directory: Path) -> HostLoop | De
     try:
         if run.backend in envs.DEVICE_BACKENDS:
             env = _guarded(run, envs.make_device, run.env, run.backend)
-            return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes)
+            return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes, only=only)
         make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
-        return HostLoop(run.config, list(lanes), make, episodes=run.episodes, pipeline=run.pipeline)
+        options = {"episodes": run.episodes, "pipeline": run.pipeline, "only": only}
+        return HostLoop(run.config, list(lanes), make, **options)
     except EnvironmentFailure as failure:
         raise LaneFailure(f"set-up: {failure}") from failure
 

@@ -1,0 +1,192 @@
+"""Collects finished units of sweeps into small files that a repository can keep.
+
+python -m experiments.collect --logdir=runs/tier1
+python -m experiments.collect --logdir=runs/tier1 --out=results
+
+`<out>/<suite>/<unit>/` is the unit's run directory without its large files, so that whatever reads
+run directories (`experiments.report`, `experiments.reproduce`) reads it as well:
+
+    config.json       as it is
+    evaluations.csv   all evaluations; digests of weights for the first ones and the last
+    metrics.csv       about 50 rows of each lane, the columns that explain a result
+    summary.json      with digests of the final weights and the CPU's instruction set
+
+What a run of an older version did not note is null.
+"""
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from rlx2_jax import files
+from rlx2_jax.runtime import logging, weights
+from rlx2_jax.runtime.execute import SUMMARY
+from rlx2_jax.runtime.run import CONFIG
+
+FLAGS = flags.FLAGS
+SUITE = "suite.json"
+LARGE = 150_000  # bytes of a unit that are worth a warning
+_DIGESTS = 20  # evaluations of each lane whose digests are kept, besides the last
+_POINTS = 50  # rows of metrics of each lane
+_EVALUATIONS = (
+    "lane", "step", "mean_return", "std_return", "mean_length", "value_bias", "value_spread",
+    "weights",
+)  # fmt: skip
+_METRICS = (
+    "lane", "step", "updates", "alive", "q", "target", "alpha", "critic_loss", "actor_loss", "n",
+    "buffer_length", "policy_distance", "trims", "actor_overlap_with_initial",
+    "critic_overlap_with_initial", "actor_dead_units", "critic_dead_units",
+)  # fmt: skip
+
+Rows = list[dict[str, str]]
+
+
+def collect(logdir: Path, out: Path, *, replace: bool = False) -> int:
+    """Collects all finished units below `logdir`; returns how many were refused.
+
+    A unit that was collected before is left alone if it is the same, and replaced by another one
+    only with `replace`.
+    """
+    refused = 0
+    for path in sorted(logdir.glob(f"*/{SUITE}")):
+        suite = path.parent
+        found = {f"{suite.name}/{SUITE}": {SUITE: path.read_bytes()}}
+        for unit in sorted(x.parent for x in suite.glob(f"*/{SUMMARY}")):
+            name = f"{suite.name}/{unit.name}"
+            try:
+                found[name] = small_files(unit)
+            except (files.Damaged, ValueError, KeyError, OSError) as error:
+                print(f"{name}: cannot be collected: {error}", file=sys.stderr)
+                refused += 1
+        for name, contents in found.items():
+            folder = out / suite.name if name.endswith(SUITE) else out / name
+            refused += not _keep(name, folder, contents, replace)
+    return refused
+
+
+def small_files(unit: Path) -> dict[str, bytes]:
+    """The files that are kept of a finished unit, by name."""
+    config = files.read_json(unit / CONFIG)
+    found = {CONFIG: (unit / CONFIG).read_bytes()}
+    found[logging.EVALUATIONS] = _table(_evaluations(_rows(unit / logging.EVALUATIONS)))
+    if (unit / logging.METRICS).exists():  # clones have none
+        found[logging.METRICS] = _table(_thinned(_rows(unit / logging.METRICS)))
+    found[SUMMARY] = files.to_json(_summary(unit, config)).encode()
+    return found
+
+
+def _rows(path: Path) -> Rows:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _table(rows: Rows) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _by_lane(rows: Rows) -> dict[str, Rows]:
+    found: dict[str, Rows] = {}
+    for row in rows:
+        found.setdefault(row["lane"], []).append(row)
+    return found
+
+
+def _evaluations(rows: Rows) -> Rows:
+    """Rows without what config.json has, and without most digests: they do not compress."""
+    kept = []
+    for own in _by_lane(rows).values():
+        for i, row in enumerate(own):
+            small = {name: row[name] for name in _EVALUATIONS if name in row}
+            if _DIGESTS <= i < len(own) - 1 and "weights" in small:
+                small["weights"] = ""
+            kept.append(small)
+    return kept
+
+
+def _thinned(rows: Rows) -> Rows:
+    """About `_POINTS` rows of each lane, the last among them."""
+    kept = []
+    for own in _by_lane(rows).values():
+        every = max(1, round(len(own) / _POINTS))
+        chosen = own[::-1][::every][::-1]
+        kept += [{name: row[name] for name in _METRICS if name in row} for row in chosen]
+    return kept
+
+
+def _summary(unit: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """`summary.json` with everything that the record of a unit has, null where it is unknown."""
+    summary = files.read_json(unit / SUMMARY)
+    finals = [unit / "final" / f"lane-{i}.npz" for i in range(len(config["lanes"]))]
+    digests = [weights.digest(weights.load(x)) if x.exists() else None for x in finals]
+    lanes = [
+        {**{k: v for k, v in row.items() if k != "ledger"}, "weights": digest}
+        for row, digest in zip(summary["lanes"], digests, strict=True)
+    ]
+    machines = summary.get("machines")
+    return {
+        **summary,
+        "lanes": lanes,
+        "training_seconds": summary.get("training_seconds", _training_seconds(summary, config)),
+        "evaluation_seconds": summary.get("evaluation_seconds"),
+        "instructions": machines[-1].get("instructions") if machines else None,
+        "machines": machines,
+    }
+
+
+def _training_seconds(summary: dict[str, Any], config: dict[str, Any]) -> float | None:
+    """Chunks of lanes run one after another, and all lanes of one have its speed."""
+    rates = [row.get("steps_per_second") for row in summary["lanes"]]
+    if None in rates or not config.get("chunk"):
+        return None
+    return sum(summary["steps"] / rate for rate in rates[:: config["chunk"]])
+
+
+def _keep(name: str, folder: Path, contents: dict[str, bytes], replace: bool) -> bool:
+    """Writes files unless the folder has others of their names; whether it holds them now."""
+    before = {x: (folder / x).read_bytes() for x in contents if (folder / x).exists()}
+    if before == contents:
+        return True
+    if before and not replace:
+        print(
+            f"{name}: {folder} holds another one, which is kept: collect into another --out, or "
+            f"replace it with --replace",
+            file=sys.stderr,
+        )
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    for x, data in contents.items():
+        files.write_bytes(folder / x, data)
+    size = sum(map(len, contents.values()))
+    print(f"{name}: {'replaced' if before else 'collected'}, {size / 1000:.0f} kB")
+    if size > LARGE and SUITE not in contents:
+        print(f"warning: {name} has more than {LARGE / 1000:.0f} kB", file=sys.stderr)
+    return True
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
+    logdir = Path(FLAGS.logdir or "")
+    if not FLAGS.logdir or not list(logdir.glob(f"*/{SUITE}")):
+        print(
+            f"error: --logdir={FLAGS.logdir or ''} holds no sweep (<logdir>/<suite>/{SUITE}): give "
+            f"the --logdir of python -m experiments.sweep",
+            file=sys.stderr,
+        )
+        return 2
+    return 1 if collect(logdir, Path(FLAGS.out), replace=FLAGS.replace) else 0
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
+    flags.DEFINE_string("out", "results", "Where units are collected.")
+    flags.DEFINE_bool("replace", False, "Replace units that were collected before and differ.")
+    app.run(main)
