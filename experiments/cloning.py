@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import runs
 from rlx2_jax import bc, envs, files
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime import guards, logging, weights
+from rlx2_jax.runtime import guards, launch, logging, weights
 from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
 from rlx2_jax.runtime.evaluate import rows as evaluation_rows
 from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
@@ -96,7 +95,7 @@ def _learn(
 
 
 def execute(
-    settings: runs.Settings,
+    settings: launch.Settings,
     lanes: Sequence[Lane],
     directory: Path,
     *,
@@ -109,7 +108,7 @@ def execute(
     settings = dataclasses.replace(
         settings, steps=updates, warmup=0, num_envs=1, utd=1.0, execution="masked", algo="td3"
     )
-    run = runs.make_run(settings, lanes)
+    run = launch.make_run(settings, lanes)
     with guards.locked(directory):
         return _execute(run, directory, transitions, interval, say)
 

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 
 from experiments import crash
 from experiments.export import action_bounds, reference
-from experiments.runs import task_name
+from experiments.paper import task_name
 from rlx2_jax import envs, export, files
 from rlx2_jax.config import Lane
 from rlx2_jax.envs.trust import FLAG_HELP

@@ -1,27 +1,21 @@
-"""Flags of every setting in the option table, and what their values make.
+"""Flags of every setting in the option table.
 
 Settings of lanes take comma-separated lists, of which every combination is a lane. Settings of a
 program or a run take one value.
 """
 
-import itertools
-import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container
 from typing import Any
 
 from absl import flags
 
-from experiments.settings import SettingError
-from rlx2_jax import config as configs
-from rlx2_jax.option_table import CHOICES, CONFIG, LANE, MAX_LANES, RUN
-from rlx2_jax.options import NEVER, Option
+from rlx2_jax.option_table import CHOICES, CONFIG, LANE, RUN
+from rlx2_jax.options import Option
+from rlx2_jax.runtime.lane_product import CHOICE_NAMES
 
 flags.disclaim_key_flags()  # the flags belong to the command that defines them
 
 LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
-LANE_NAMES = tuple(option.name for option in LANE_FLAGS)
-# Fields of `Config` that a run has only where they are given.
-CHOICE_NAMES = (*CHOICES, "policy_delay", "target_interval", "oldest_k")
 # Without a default of their own: the preset, the algorithm or other settings decide.
 _OPEN = (*CHOICE_NAMES, "capacity")
 # In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), and B_max.
@@ -99,49 +93,6 @@ def define_sweep_flags(scaled: Container[str], values: flags.FlagValues) -> list
         note = " In the paper's steps: scales with the budget." if name in scaled else ""
         _define(options[name], None, values, note=note, several=name == "hidden")
     return names
-
-
-def lane_axes(values: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The lists that were given, by the field of `Lane`; all combinations of them are lanes."""
-    given = {option.name: values.get(option.name) for option in LANE_FLAGS}
-    return {name: list(axis) for name, axis in given.items() if axis is not None}
-
-
-def lane_points(axes: Mapping[str, Sequence[Any]], seeds: int) -> list[dict[str, Any]]:
-    """All combinations of lists; refuses too many before it makes them."""
-    count = seeds * math.prod(len(axis) for axis in axes.values())
-    if count > MAX_LANES:
-        lists = [f"--{name} ({len(axis)})" for name, axis in axes.items() if len(axis) > 1]
-        raise SettingError(
-            f"{count:,} lanes from {', '.join([*lists, f'--seeds={seeds}'])}: a run has at most "
-            f"{MAX_LANES:,}; use several runs, with --first_seed or shorter lists"
-        )
-    return [dict(zip(axes, point)) for point in itertools.product(*axes.values())]
-
-
-def choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The choices that were given, as fields of `Config`."""
-    return {name: values[name] for name in CHOICE_NAMES if values.get(name) is not None}
-
-
-def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.Lane]:
-    """The lanes that flags make, seeds innermost; `fields` are below them, above the preset."""
-    first, seeds = values["first_seed"], values["seeds"]
-    if first + seeds - 1 > NEVER:
-        raise SettingError(
-            f"--first_seed={first} with --seeds={seeds}: seeds go up to {NEVER}, use a "
-            f"--first_seed of at most {NEVER - seeds + 1}"
-        )
-
-    def lane(point: dict[str, Any], seed: int) -> configs.Lane:
-        preset = configs.lane_preset(values["preset"], values["algo"], point["method"])
-        capacity = values.get("capacity")
-        if capacity is not None and capacity < preset.get("b_max", 0):
-            preset = {k: v for k, v in preset.items() if k not in ("b_min", "b_max")}
-        return configs.Lane(**{**preset, **fields, **point, "seed": seed})
-
-    points = lane_points(lane_axes(values), seeds)
-    return [lane(point, seed) for point in points for seed in range(first, first + seeds)]
 
 
 def _define(

@@ -24,16 +24,15 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, crash, preflight, runs, setting_flags, suites
+from experiments import cloning, crash, setting_flags, suites
 from experiments.reporting import ledgers, tables
-from experiments.settings import SettingError
 from experiments.suites import base
 from rlx2_jax import config as configs
 from rlx2_jax import envs, files
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import plan
+from rlx2_jax.runtime import launch, plan, preflight
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.run import (
@@ -45,6 +44,7 @@ from rlx2_jax.runtime.run import (
     memory_bytes,
     read_run,
 )
+from rlx2_jax.runtime.settings import SettingError
 
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -161,7 +161,7 @@ def _other_settings(unit: base.Unit, directory: Path) -> str:
     if unit.kind != "train" or not has_run(directory):
         return ""
     try:
-        run = runs.make_run(unit.settings, unit.lanes)
+        run = launch.make_run(unit.settings, unit.lanes)
         execution.check_same_settings(read_run(directory), run, directory)
     except (RunError, ValueError, ImportError) as error:
         return str(error)
@@ -172,7 +172,7 @@ def check_units(suite: str, units: list[base.Unit], execution_: str) -> None:
     """Refuses settings under which a unit cannot run, before the first one is."""
     for unit in units:
         try:
-            runs.make_run(dataclasses.replace(unit.settings, execution=execution_), unit.lanes)
+            launch.make_run(dataclasses.replace(unit.settings, execution=execution_), unit.lanes)
         except (RunError, ValueError, ImportError) as error:
             raise SettingError(f"{suite}/{unit.name}: {error}") from error
 
@@ -184,7 +184,7 @@ def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: 
         transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
         cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
         return
-    run = runs.make_run(settings, unit.lanes)
+    run = launch.make_run(settings, unit.lanes)
     for text in preflight.warnings(run):
         _say(f"warning: {text}")
     execution.execute(run, directory, resume=has_run(directory))
@@ -217,9 +217,9 @@ def list_units(
             )
             if estimate and not (unit.home and any(s.name == unit.home for s in chosen)):
                 settings = dataclasses.replace(unit.settings, execution=execution_)
-                run = runs.make_run(settings, unit.lanes)
+                run = launch.make_run(settings, unit.lanes)
                 share = cloning.SHARE if unit.kind == "clone" else 1
-                own = runs.seconds_per_step(run) * run.config.steps / 3600 / share
+                own = launch.seconds_per_step(run) * run.config.steps / 3600 / share
                 chunk = chunk_size(run, available_memory())
                 memory = memory_bytes(run, run.lanes[:chunk])
                 text += f"  about {own:,.1f} h, {memory / 1e9:.1f} GB"

@@ -14,16 +14,16 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import crash, preflight, runs, setting_flags
-from experiments.runs import SettingError
+from experiments import crash, paper, setting_flags
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import plan, summary
+from rlx2_jax.runtime import lane_product, launch, plan, preflight, summary
 from rlx2_jax.runtime.group import LaneFailure
 from rlx2_jax.runtime.guards import Stopped
 from rlx2_jax.runtime.run import Run, RunError, read_run
+from rlx2_jax.runtime.settings import SettingError
 
 FLAGS = flags.FLAGS
 
@@ -107,22 +107,24 @@ def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
     """The product of all comma-listed flags and seeds, seeds innermost."""
     base = {}
     if values["paper_sparsity"]:
-        base = runs.paper_sparsities(values["algo"], values["env"])
+        base = paper.sparsities(values["algo"], values["env"])
         for name in ("actor_sparsity", "critic_sparsity"):
             if values[name] is not None:
                 raise SettingError(f"--paper_sparsity and --{name} contradict each other: give one")
-    return setting_flags.lanes(values, base)
+    return lane_product.lanes(values, base)
 
 
 def make_run(values: dict[str, Any]) -> Run:
     """The run that flag values describe."""
-    common = {f.name: values[f.name] for f in dataclasses.fields(runs.Settings) if f.name in values}
+    common = {
+        f.name: values[f.name] for f in dataclasses.fields(launch.Settings) if f.name in values
+    }
     common["hidden"] = tuple(values["hidden"])
     options = {}
     if values["max_episode_steps"] is not None:
         options = envs.time_limit(values["env_backend"], values["max_episode_steps"])
-    settings = runs.Settings(**common, choices=setting_flags.choices(values), env_options=options)
-    return runs.make_run(settings, swept_lanes(values))
+    settings = launch.Settings(**common, choices=lane_product.choices(values), env_options=options)
+    return launch.make_run(settings, swept_lanes(values))
 
 
 def set_up(values: dict[str, Any], logdir: Path) -> Run:
@@ -134,7 +136,7 @@ def set_up(values: dict[str, Any], logdir: Path) -> Run:
         raise
     except Exception as error:  # nothing has begun: one line says more than a traceback
         raise SettingError(f"these settings fail: {type(error).__name__}: {error}") from error
-    if not values["dry_run"]:  # `runs.describe` has them
+    if not values["dry_run"]:  # `launch.describe` has them
         for text in warnings:
             print(f"warning: {text}", file=sys.stderr)
     return run
@@ -189,7 +191,7 @@ def command() -> int:
             logdir = default_logdir(values)
             run = set_up(values, logdir)
         if FLAGS.dry_run:
-            print(runs.describe(run))
+            print(launch.describe(run))
             return 0
         print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
         found = execution.execute(run, logdir, resume=FLAGS.resume, restart=FLAGS.restart)

@@ -4,6 +4,7 @@
 
     tx = rlx2.sparsify(optax.adam(1e-3), 0.9, interval=100, t_end=10_000)
     train = rlx2.make_train(env, rlx2.make_config(env, "td3", steps=100_000))
+    rlx2.train("Hopper-v5", method="rlx2", seeds=8)
 
 Names are imported when they are first used; no environment, checkpoint or plotting package is
 imported before it is needed.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rlx2_jax.functional import make_train as make_train
     from rlx2_jax.rules import register_drop as register_drop
     from rlx2_jax.rules import register_grow as register_grow
+    from rlx2_jax.runtime.train import train as train
     from rlx2_jax.sparse_optimizer import get_masks as get_masks
     from rlx2_jax.sparse_optimizer import sparsify as sparsify
     from rlx2_jax.types import Batch as Batch
@@ -45,6 +47,7 @@ _HOMES = {
     **dict.fromkeys(("register_drop", "register_grow"), "rules"),
     **dict.fromkeys(("get_masks", "sparsify"), "sparse_optimizer"),
     "load_policy": "export.load",
+    "train": "runtime.train",
 }
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

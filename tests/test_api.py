@@ -45,7 +45,9 @@ def test_every_name_is_documented(name):
     assert (inspect.getdoc(getattr(rlx2, name)) or "").strip()
 
 
-@pytest.mark.parametrize("module", ["functional", "export.load", "sparse_optimizer", "rules"])
+@pytest.mark.parametrize(
+    "module", ["functional", "export.load", "sparse_optimizer", "rules", "runtime.train"]
+)
 def test_examples_run(module):
     found = importlib.import_module(f"rlx2_jax.{module}")
     results = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
@@ -61,3 +63,12 @@ def test_the_readmes_blocks_of_python_run(capsys):
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert names["result"].metrics["return"].shape == (64, 2)
+
+
+def test_settings_of_train_are_checked():
+    with pytest.raises(ValueError, match="no setting 'seed': did you mean seeds"):
+        rlx2.train("InvertedPendulum-v5", seed=3)
+    with pytest.raises(ValueError, match="unknown method 'rlx3'"):
+        rlx2.train("rlx2_jax/Truncation-v0", method="rlx3")
+    with pytest.raises(ValueError, match="--env=Hoper-v5"):
+        rlx2.train("Hoper-v5")

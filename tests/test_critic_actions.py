@@ -16,11 +16,11 @@ from gymnasium.spaces import Box
 from lanes import quick, setting, stack, windows
 from small_runs import small_run
 
-from experiments import runs
 from rlx2_jax import compact, config, envs, files, forms, lane, networks, sac
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs.device import from_functions
 from rlx2_jax.envs.spaces import Boxes
+from rlx2_jax.runtime import launch
 from rlx2_jax.runtime.evaluate import DeviceEvaluator
 from rlx2_jax.runtime.program import Program
 from rlx2_jax.runtime.run import Run, RunError, read_run
@@ -163,19 +163,19 @@ def test_bounds_of_one_change_nothing(algo):
 def test_presets_take_the_bounds_of_the_environment(env, backend, bound):
     if backend == "envpool":
         pytest.importorskip("envpool")
-    settings = runs.Settings(env=env, env_backend=backend)
-    spec = runs.env_spec(settings)
+    settings = launch.Settings(env=env, env_backend=backend)
+    spec = launch.env_spec(settings)
     expected = None if bound is None else (pytest.approx(bound),) * spec.action_dim
     assert spec.action_high == expected
     for preset, units in (("default", "unit"), ("paper", "unit"), ("reference", "environment")):
         own = dataclasses.replace(settings, preset=preset)
-        cfg = runs.make_config(own, [Lane()], spec)
+        cfg = launch.make_config(own, [Lane()], spec)
         assert cfg.critic_actions == units
         known = (spec.action_low, spec.action_high) if units == "environment" else (None, None)
         assert (cfg.action_low, cfg.action_high) == known
         scaled = units == "environment" and bound not in (None, 1.0)
         assert (cfg.critic_bounds is not None) == scaled
-    cfg = runs.make_config(
+    cfg = launch.make_config(
         dataclasses.replace(settings, preset="reference", choices={"critic_actions": "unit"}),
         [Lane()],
         spec,

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from absl import flags
 
-from experiments import runs, setting_flags, suites, sweep
+from experiments import suites, sweep
 from experiments.reporting import exhibits, results
-from experiments.settings import SettingError
 from experiments.suites import base
 from experiments.suites.overrides import varied
 from rlx2_jax import envs, files
 from rlx2_jax.config import METHODS, Config
 from rlx2_jax.option_table import CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER, Option
+from rlx2_jax.runtime import lane_product, launch
 from rlx2_jax.runtime.run import RunError
+from rlx2_jax.runtime.settings import SettingError
 
 pytestmark = pytest.mark.fast
 
@@ -50,7 +51,7 @@ def units(suite: str, budget: base.Budget, **overrides: Any) -> list[base.Unit]:
 
 
 def config_of(unit: base.Unit) -> Config:
-    return runs.make_config(unit.settings, unit.lanes, SPEC)
+    return launch.make_config(unit.settings, unit.lanes, SPEC)
 
 
 def sample(option: Option) -> Any:
@@ -96,7 +97,7 @@ def test_settings_reach_every_unit_or_are_refused(suite):
         for unit, before in zip(found, own):
             if name in LANE:
                 check_lanes(unit, before, name, wanted)
-            elif name in setting_flags.CHOICE_NAMES:
+            elif name in lane_product.CHOICE_NAMES:
                 assert getattr(config_of(unit), name) == wanted
             else:
                 value_found = getattr(unit.settings, name)
@@ -184,7 +185,7 @@ def test_versions_and_backends(given, backend, names):
     limit = {"episode_length": 40} if backend == "brax" else {"max_episode_steps": 40}
     assert all(u.settings.env_options == limit for u in own)
     if backend != "brax":
-        runs.env_spec(own[-1].settings)  # there is such a task
+        launch.env_spec(own[-1].settings)  # there is such a task
 
 
 def test_impossible_versions_and_backends():
@@ -241,7 +242,7 @@ def test_finished_units_with_other_settings_are_not_taken(tmp_path, capsys):
 
     def finish(unit: base.Unit, directory: Path, *_: Any) -> None:
         directory.mkdir(parents=True)
-        run = runs.make_run(unit.settings, unit.lanes)
+        run = launch.make_run(unit.settings, unit.lanes)
         files.write_json(directory / "config.json", run.to_json())
         files.write_json(directory / "summary.json", {})
 

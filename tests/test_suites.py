@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from experiments import paper, runs, suites
+from experiments import paper, suites
 from experiments.suites import base
 from rlx2_jax import config
+from rlx2_jax.runtime import launch
 
 pytestmark = pytest.mark.fast
 
@@ -21,7 +22,7 @@ def test_every_unit_can_be_run(suite, budget):
     assert len(set(names)) == len(names) and (units or suite.name == "flops")
     for i, unit in enumerate(units):
         assert set(unit.needs) <= set(names[:i])  # what is needed comes before
-        run = runs.make_run(unit.settings, unit.lanes)
+        run = launch.make_run(unit.settings, unit.lanes)
         seeds = {lane.seed for lane in unit.lanes}
         one = unit.group and unit.lanes[0].method == "dense"
         assert len(seeds) == (1 if one else budget.seeds) and len(run.lanes) == len(unit.lanes)
@@ -65,7 +66,7 @@ def test_the_papers_schedule():
     units = [u for u in suites.CATALOGUE["table2"].units(PAPER) if u.group == "td3-hopper"]
     methods = [{lane.method for lane in u.lanes} for u in units]
     assert methods == [{"dense"}] * 8 + [{"tiny"}, {"ss"}, {"set"}, {"rigl"}, {"rlx2"}]
-    run = runs.make_run(units[-1].settings, units[-1].lanes)
+    run = launch.make_run(units[-1].settings, units[-1].lanes)
     assert len(run.lanes) == 8 and run.env == "Hopper-v5" and run.config.steps == 3_000_000
     assert (run.eval_interval, run.episodes, run.config.warmup) == (5000, 10, 25_000)
     rlx2 = run.lanes[0]
@@ -102,7 +103,7 @@ def test_suites_have_the_papers_cases():
 
 def _lanes_of_a_group(suite: str, group: str) -> dict:
     units = [u for u in suites.CATALOGUE[suite].units(PAPER) if u.group == group]
-    return {x.name: x for u in units for x in runs.make_run(u.settings, u.lanes).lanes}
+    return {x.name: x for u in units for x in launch.make_run(u.settings, u.lanes).lanes}
 
 
 def test_extreme_cases_are_what_they_say():
@@ -165,7 +166,7 @@ def test_shared_units_make_equal_runs():
         for unit in suites.units(suite, PAPER):
             if unit.home and unit.group == "td3-hopper":
                 one, two = (
-                    runs.make_run(u.settings, u.lanes) for u in (unit, main[unit.home_name])
+                    launch.make_run(u.settings, u.lanes) for u in (unit, main[unit.home_name])
                 )
                 plain = [[dataclasses.replace(x, name=None) for x in r.lanes] for r in (one, two)]
                 assert plain[0] == plain[1] and one.config == two.config

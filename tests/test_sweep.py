@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import cloning, play, publish, runs, suites, sweep
+from experiments import cloning, play, publish, suites, sweep
 from rlx2_jax import envs, files
 from rlx2_jax.config import Lane
 from rlx2_jax.export import folder
-from rlx2_jax.runtime import guards, weights
+from rlx2_jax.runtime import guards, launch, weights
 from rlx2_jax.runtime.run import RunError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
@@ -199,7 +199,7 @@ def cloned(tmp_path_factory):
 
 def clone(directory: Path):
     """Six thousand updates of three lanes."""
-    settings = runs.Settings(
+    settings = launch.Settings(
         steps=60_000,
         hidden=(8,),
         batch_size=64,
@@ -219,7 +219,7 @@ def clone(directory: Path):
 
 @pytest.mark.fast
 def test_cloning_refuses_a_directory_in_use(tmp_path):
-    settings, lanes = runs.Settings(steps=60, hidden=(8,)), [Lane(expert="expert.npz")]
+    settings, lanes = launch.Settings(steps=60, hidden=(8,)), [Lane(expert="expert.npz")]
     with guards.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
         cloning.execute(settings, lanes, tmp_path, transitions=10, say=print)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from experiments import runs, setting_flags, train
-from experiments.runs import SettingError
+from experiments import setting_flags, train
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.runtime import lane_product, launch
+from rlx2_jax.runtime.settings import SettingError
 
 pytestmark = pytest.mark.fast
 
@@ -83,9 +84,9 @@ def test_short_runs_keep_the_buffer_bounds(parse):
 
 def test_every_setting_has_a_flag(parse):
     values = parse("--trim_full=false", "--t_end_counts=steps", "--t_end=7", "--target_noise=0.3")
-    settings = setting_flags.choices(values)
+    settings = lane_product.choices(values)
     assert settings == {"trim_full": False, "t_end_counts": "steps"}
-    assert setting_flags.lane_axes(values) == {
+    assert lane_product.lane_axes(values) == {
         "method": ["rlx2"],
         "t_end": [7],
         "target_noise": [0.3],
@@ -104,14 +105,14 @@ def test_other_commands_can_have_the_flags_of_lanes():
     setting_flags.define_choice_flags(own)
     own(["sweep", "--zeta0=0.1,0.3", "--trim=until"])
     values = own.flag_values_dict()
-    points = setting_flags.lane_points(setting_flags.lane_axes(values), 1)
+    points = lane_product.lane_points(lane_product.lane_axes(values), 1)
     assert points == [{"method": "rlx2", "zeta0": 0.1}, {"method": "rlx2", "zeta0": 0.3}]
-    assert setting_flags.choices(values) == {"trim": "until"}
+    assert lane_product.choices(values) == {"trim": "until"}
 
 
 def test_settings_without_effect_are_reported_at_the_start_and_by_the_dry_run(parse, capsys):
     values = parse("--env=Hopper-v5", "--steps=300000", "--method=dense,rlx2", "--seeds=3")
-    text = runs.describe(train.make_run(values))
+    text = launch.describe(train.make_run(values))
     assert text.count("t0=300000 is never reached") == 1
     assert "3 lanes" not in text and "lane 3, 4, 5 (rlx2): t0" in text
     train.set_up(values, Path("runs/none"))
@@ -130,7 +131,7 @@ def test_presets(parse):
     )
     assert dense.lanes[0].n == 1
     paper = train.make_run(parse("--env=Hopper-v5", "--preset=paper"))
-    assert paper.config.distance == "l2" and "policy distance" in runs.describe(paper)
+    assert paper.config.distance == "l2" and "policy distance" in launch.describe(paper)
 
 
 def test_the_demonstration_fills_what_was_not_given(parse):
@@ -140,7 +141,7 @@ def test_the_demonstration_fills_what_was_not_given(parse):
 
 
 def test_dry_run_tells_lanes_memory_and_disk(parse):
-    text = runs.describe(train.make_run(parse("--env=Hopper-v5", "--method=dense,rlx2")))
+    text = launch.describe(train.make_run(parse("--env=Hopper-v5", "--method=dense,rlx2")))
     for part in ("0:dense/s0", "1:rlx2/s0", "GB per lane", "of checkpoints", "MFLOP per update"):
         assert part in text
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.paper import task_name
 from experiments.reporting import csvlog
 from experiments.reporting.markup import printable
-from experiments.runs import task_name
 from rlx2_jax.runtime.evaluate import final_score
 from rlx2_jax.runtime.run import FORMAT  # suite.json has the same
 

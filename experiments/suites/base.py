@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.runs import Settings, paper_sparsities
+from experiments import paper
 from rlx2_jax.config import METHODS, Lane
 from rlx2_jax.option_table import LANE
+from rlx2_jax.runtime.settings import Settings
 
 # A name, a method, and fields of its lanes in the paper's units.
 Variant = tuple[str, str, dict[str, Any]]
@@ -173,7 +174,7 @@ def lanes(budget: Budget, variants: Sequence[Variant], **common: Any) -> tuple[L
 
 def sparsities(task: str, algo: str = "td3") -> dict[str, float]:
     """The main table's sparsities."""
-    return paper_sparsities(algo, task)
+    return paper.sparsities(algo, task)
 
 
 def tasks(budget: Budget, names: Sequence[str] = TASKS) -> Sequence[str]:

@@ -8,14 +8,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import setting_flags
 from experiments.cloning import SHARE
-from experiments.settings import SettingError, Settings
 from experiments.suites.base import LEAST, NEVER, Budget, Suite, Unit, scaled
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.config import METHODS, Lane
 from rlx2_jax.option_table import CHOICES, LANE
+from rlx2_jax.runtime import lane_product
+from rlx2_jax.runtime.settings import SettingError, Settings
 
 
 def overridden(suite: Suite, budget: Budget) -> list[Unit]:
@@ -45,13 +45,13 @@ def varied(units: Sequence[Unit]) -> set[str]:
                 seen.setdefault((*run, name), set()).add(repr(value))
         for lane in unit.lanes:
             key = (repr(settings), lane.method)
-            for name in setting_flags.LANE_NAMES:
+            for name in lane_product.LANE_NAMES:
                 seen.setdefault((*key, name), set()).add(repr(getattr(lane, name)))
     return {key[-1] for key, values in seen.items() if len(values) > 1}
 
 
 def _unset_choices() -> dict[str, None]:
-    return dict.fromkeys(setting_flags.CHOICE_NAMES)
+    return dict.fromkeys(lane_product.CHOICE_NAMES)
 
 
 def _change(suite: Suite, unit: Unit, budget: Budget, fixed: set[str]) -> Unit:
@@ -75,7 +75,7 @@ def _settings(settings: Settings, budget: Budget, fixed: set[str]) -> Settings:
     # A suite that varies a choice has its default where it names none, whatever the preset.
     defaults = {name: option.default for name, option in CHOICES.items()}
     pinned = {name: value for name, value in defaults.items() if name in fixed}
-    chosen = {**pinned, **settings.choices, **setting_flags.choices(given)}
+    chosen = {**pinned, **settings.choices, **lane_product.choices(given)}
     preset = {**defaults, **configs.preset(new.preset, new.algo)}
     choices = {k: v for k, v in chosen.items() if k not in CHOICES or v != preset[k]}
     options = dict(settings.env_options)

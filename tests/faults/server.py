@@ -27,7 +27,7 @@ PRELOADED = (
     "matplotlib.pyplot",
     "rlx2_jax.runtime.execute",
     "rlx2_jax.export.actor",
-    "experiments.runs",
+    "rlx2_jax.runtime.launch",
     "experiments.suites",
     "experiments.cloning",
     "experiments.reporting.ledgers",

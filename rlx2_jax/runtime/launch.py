@@ -1,21 +1,17 @@
-"""From settings to a `Run`: what the launcher and the sweeps have in common."""
+"""From settings to a `Run`, for the launcher, the sweeps and `train`."""
 
 import dataclasses
 import functools
 import math
 import os
-import re
 from collections.abc import Sequence
 
-from experiments import paper, preflight
-from experiments.settings import SettingError as SettingError
-from experiments.settings import Settings as Settings
 from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER
-from rlx2_jax.runtime import plan
+from rlx2_jax.runtime import plan, preflight
 from rlx2_jax.runtime.run import (
     Run,
     available_memory,
@@ -26,24 +22,8 @@ from rlx2_jax.runtime.run import (
     lane_ledger,
     memory_bytes,
 )
-
-
-def paper_sparsities(algo: str, env: str) -> dict[str, float]:
-    """The paper's actor and critic sparsity for an environment of any version."""
-    task = task_name(env)
-    for row in paper.load("table2_models"):
-        if row["algo"] == algo and row["env"] == task:
-            return {k: float(row[k]) for k in ("actor_sparsity", "critic_sparsity")}
-    known = sorted({r["env"] for r in paper.load("table2_models") if r["env"] != "average"})
-    raise SettingError(
-        f"--paper_sparsity: the paper has no sparsities for {env}; it has {', '.join(known)}. "
-        f"Give --actor_sparsity and --critic_sparsity instead"
-    )
-
-
-def task_name(env: str) -> str:
-    """An environment's name without its version: the paper's tasks are -v3, ours mostly -v5."""
-    return re.sub(r"-v\d+$", "", env)
+from rlx2_jax.runtime.settings import SettingError as SettingError
+from rlx2_jax.runtime.settings import Settings as Settings
 
 
 def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -> Config:

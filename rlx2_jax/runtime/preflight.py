@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from experiments.settings import SettingError
 from rlx2_jax import checks, envs
 from rlx2_jax import lane as lanes_
 from rlx2_jax.config import Config
@@ -15,6 +14,7 @@ from rlx2_jax.options import NEVER
 from rlx2_jax.runtime import execute as execution
 from rlx2_jax.runtime import fingerprint
 from rlx2_jax.runtime.run import Run, available_memory, chunk_size, disk_bytes
+from rlx2_jax.runtime.settings import SettingError
 
 # Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
 # episode of 1000 steps has records besides.
