@@ -12,8 +12,10 @@ the run directory or here are restored from the other copy. Nothing is pickled.
 """
 
 import io
+import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,24 @@ from rlx2_jax.runtime import manifest
 
 _ROWS = ("data", "flags", "mean")  # the ring arrays, kept in data files
 _BLOCK = 1 << 24  # bytes of rows that are copied at a time
+
+
+def _except_late_writes(unraisable: Any) -> None:
+    """`sys.unraisablehook` without what TensorStore tells of a failed checkpoint: Orbax has closed
+    the event loop when the other writes end. `save` raises the error that came first."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _report_unraisable(unraisable)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the tracebacks that asyncio and Orbax log of failed writes of a checkpoint."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "OCDBT" not in f"{error} {record.getMessage()}"
+
+
+_report_unraisable, sys.unraisablehook = sys.unraisablehook, _except_late_writes
+for _name in ("asyncio", "absl"):
+    logging.getLogger(_name).addFilter(_is_news)
 
 
 class Snapshot(NamedTuple):
