@@ -49,8 +49,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 _report_unraisable, sys.unraisablehook = sys.unraisablehook, _except_late_writes
-for _name in ("asyncio", "absl"):
-    logging.getLogger(_name).addFilter(_is_news)
+for _library in ("asyncio", "absl"):
+    logging.getLogger(_library).addFilter(_is_news)
 
 
 class Snapshot(NamedTuple):
