@@ -1,7 +1,7 @@
-"""Builds the kernels of `rlx2_jax.compact` where that is possible; all else is in pyproject.toml.
+"""Builds the C++ kernels if possible; everything else is in pyproject.toml.
 
-Without a compiler or without jaxlib's headers the package installs all the same: the kernels are
-then built on first use, or networks run in plain XLA (see rlx2_jax/compact/native.py).
+Without a compiler or jaxlib's headers the package still installs: the kernels are then built on
+first use, or networks run in plain XLA (see rlx2_jax/kernels/native.py).
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-HERE = Path("rlx2_jax") / "compact"
+HERE = Path("rlx2_jax") / "kernels"
 
 
 def extensions() -> list[Extension]:
@@ -23,11 +23,11 @@ def extensions() -> list[Extension]:
     described.loader.exec_module(building)
     return [
         Extension(
-            "rlx2_jax.compact._kernels",
+            "rlx2_jax.kernels._kernels",
             [str(HERE / "kernels.cc")],
             depends=[str(HERE / name) for name in building.SOURCES],
             include_dirs=[str(Path(jaxlib.__file__).parent / "include")],
-            define_macros=[("RLX2_BUILD", f'"{building.build_id(jaxlib.__version__)}"')],
+            define_macros=[("RLX2_BUILD", f'"{building.source_hash()}"')],
             extra_compile_args=list(building.FLAGS),
             language="c++",
             optional=True,

@@ -16,16 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import bc, envs, files
 from rlx2_jax import config as configs
+from rlx2_jax import envs, files
+from rlx2_jax.agents import bc
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime import guards, launch, logging, weights
-from rlx2_jax.runtime.evaluate import HostEvaluator, final_score, seeds
-from rlx2_jax.runtime.evaluate import rows as evaluation_rows
-from rlx2_jax.runtime.fingerprint import git_commit, processor, versions
-from rlx2_jax.runtime.program import networks_of, stack
-from rlx2_jax.runtime.run import CONFIG, Run, label, with_paths
+from rlx2_jax.networks import masked, online
+from rlx2_jax.training import guards, launch, logging, weights
+from rlx2_jax.training.evaluate import HostEvaluator, final_score, seeds
+from rlx2_jax.training.evaluate import rows as evaluation_rows
+from rlx2_jax.training.fingerprint import git_commit, processor, versions
+from rlx2_jax.training.lane import Stream, stream_key
+from rlx2_jax.training.program import networks_of, stack
+from rlx2_jax.training.run import CONFIG, Run, label, with_paths
 
 SHARE = 10  # imitation takes this many times fewer updates than reinforcement learning
 
@@ -35,7 +37,7 @@ class _Clones:
 
     def __init__(self, lanes: Sequence[Lane]):
         self.lanes = lanes
-        act = jax.vmap(lambda state, obs: bc.mean_action(state.actor.params, obs))
+        act = jax.vmap(lambda state, obs: bc.mean_action(online(state.actor), obs))
         self._act = jax.jit(act)
 
     def judge(self, state: bc.State, obs: np.ndarray) -> tuple[jax.Array, jax.Array]:
@@ -54,7 +56,7 @@ def demonstrate(
     actor: Any, make: Callable[[int], envs.HostEnvs], seed: int, transitions: int
 ) -> bc.Demonstrations:
     """The first `transitions` of an expert's noise-free episodes, which have seeds of their own."""
-    act = jax.jit(lambda obs: bc.mean_action(actor, obs))
+    act = jax.jit(lambda obs: bc.mean_action(masked.bind(actor), obs))
     env, episode = make(1), 0
     observations, actions = [], []
     try:

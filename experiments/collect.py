@@ -23,9 +23,10 @@ from typing import Any
 from absl import app, flags
 
 from rlx2_jax import files
-from rlx2_jax.runtime import logging, weights
-from rlx2_jax.runtime.execute import SUMMARY
-from rlx2_jax.runtime.run import CONFIG
+from rlx2_jax.cli import crash
+from rlx2_jax.training import logging, weights
+from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.run import CONFIG
 
 FLAGS = flags.FLAGS
 SUITE = "suite.json"
@@ -189,4 +190,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
     flags.DEFINE_string("out", "results", "Where units are collected.")
     flags.DEFINE_bool("replace", False, "Replace units that were collected before and differ.")
-    app.run(main)
+    crash.run(main)

@@ -5,7 +5,7 @@ python -m experiments.publish --logdir=runs/tier1,runs/tier2 --out=results/polic
 
 Reads run directories, suites or directories of sweeps. Finished runs count, and of them the lanes
 that were trained sparse from scratch. The highest final score wins, then the lowest seed. The same
-runs give the same files; `python -m experiments.play` plays them.
+runs give the same files; `rlx2 evaluate` plays them.
 """
 
 import math
@@ -19,19 +19,18 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from experiments import crash
-from experiments.export import action_bounds, reference
-from experiments.paper import task_name
 from rlx2_jax import envs, export, files
+from rlx2_jax.cli import crash
 from rlx2_jax.config import Lane
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import PolicyFileError, episodes, folder, onnx
-from rlx2_jax.export.actor import Actor
+from rlx2_jax.export.actor import Actor, action_bounds, actions
 from rlx2_jax.export.bundle import CheckFailed
-from rlx2_jax.runtime import weights
-from rlx2_jax.runtime.evaluate import SCORED
-from rlx2_jax.runtime.execute import SUMMARY
-from rlx2_jax.runtime.run import CONFIG, Run, RunError, read_run
+from rlx2_jax.presets import task_name
+from rlx2_jax.training import weights
+from rlx2_jax.training.evaluate import SCORED
+from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.run import CONFIG, Run, RunError, read_run
 
 EPISODES = 100
 FIRST_SEED = 0
@@ -109,7 +108,7 @@ def publish(candidate: Candidate, out: Path, *, count: int = EPISODES, say: Say 
     actor = Actor(networks["actor"].weights, networks["actor"].mask, run.config.steps)
     low, high = action_bounds(run)
     policy = export.from_actor(actor.params, actor.masks, run.config.algo, low=low, high=high)
-    written = folder.write(out, policy, lambda obs: reference(actor, run.config.algo, obs))
+    written = folder.write(out, policy, lambda obs: actions(actor, run.config.algo, obs))
     (live, links), (critic_live, critic_links) = (
         _links(networks[name].mask) for name in weights.NETWORKS
     )
@@ -230,4 +229,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    crash.run(main)

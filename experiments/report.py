@@ -9,9 +9,9 @@ from pathlib import Path
 
 from absl import app, flags
 
-from experiments import crash
 from experiments.reporting import results, write
 from experiments.reporting.exhibits import EXHIBITS
+from rlx2_jax.cli import crash
 
 FLAGS = flags.FLAGS
 
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
     flags.DEFINE_string("out", None, "Where the report goes; default: <logdir>/report.")
     flags.DEFINE_list("suites", None, "Only these suites; default, or all: what is there.")
-    app.run(main)
+    crash.run(main)

@@ -15,21 +15,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
 
 from rlx2_jax import files
-from rlx2_jax import lane as lanes_
+from rlx2_jax.cli import crash
 from rlx2_jax.config import Config
 from rlx2_jax.envs.trust import FLAG_HELP
-from rlx2_jax.runtime import fingerprint, logging, weights
-from rlx2_jax.runtime.evaluate import Interrupted
-from rlx2_jax.runtime.evaluate import rows as evaluation_rows
-from rlx2_jax.runtime.execute import SUMMARY
-from rlx2_jax.runtime.group import LaneFailure
-from rlx2_jax.runtime.guards import Stopper
-from rlx2_jax.runtime.loop import networks
-from rlx2_jax.runtime.run import CONFIG, Run, RunError, label, make_loop, read_run
+from rlx2_jax.training import fingerprint, logging, weights
+from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.evaluate import Interrupted
+from rlx2_jax.training.evaluate import rows as evaluation_rows
+from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.guards import Stopper
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.loop import networks
+from rlx2_jax.training.run import CONFIG, Run, RunError, label, make_loop, read_run
 
 FLAGS = flags.FLAGS
 UPDATES, TOLERANCE = 100, 0.01  # where rounding differs: how far, and how closely, to compare
@@ -273,4 +274,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("until", 20_000, "Environment steps to rerun.")
     flags.DEFINE_list("lanes", None, "Only these lanes, e.g. 0,1, and those of their groups.")
     flags.DEFINE_bool("allow_imports", False, FLAG_HELP)
-    app.run(main, flags_parser=parse_flags)
+    crash.run(main, flags_parser=parse_flags)

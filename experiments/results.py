@@ -17,12 +17,14 @@ from pathlib import Path
 
 from absl import app, flags
 
-from experiments.reporting import evidence, exhibits, figures, headline, provenance, tables, write
+from experiments.reporting import evidence, exhibits, figures, headline, provenance, write
 from experiments.reporting import results as loader
-from experiments.reporting.markup import markdown
 from experiments.reporting.results import Results, Suite
-from experiments.reporting.tables import Table
 from rlx2_jax import files
+from rlx2_jax.cli import crash
+from rlx2_jax.reporting import tables
+from rlx2_jax.reporting.markup import markdown
+from rlx2_jax.reporting.tables import Table
 
 FLAGS = flags.FLAGS
 ROOT = Path(__file__).parent.parent
@@ -201,4 +203,4 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     flags.DEFINE_string("root", str(ROOT), "The repository, with README.md and results/.")
     flags.DEFINE_bool("check", False, "Write nothing; say what is out of date, and exit with 1.")
-    app.run(main)
+    crash.run(main)

@@ -24,18 +24,20 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, crash, setting_flags, suites
-from experiments.reporting import ledgers, tables
+from experiments import cloning, suites
+from experiments.reporting import ledgers
 from experiments.suites import base
 from rlx2_jax import config as configs
 from rlx2_jax import envs, files
+from rlx2_jax.cli import crash, setting_flags
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.option_table import MAX_LANES
-from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import launch, plan, preflight
-from rlx2_jax.runtime.group import LaneFailure
-from rlx2_jax.runtime.guards import Stopped
-from rlx2_jax.runtime.run import (
+from rlx2_jax.reporting import tables
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training import launch, plan, preflight
+from rlx2_jax.training.guards import Stopped
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.run import (
     FORMAT,
     RunError,
     available_memory,
@@ -44,7 +46,7 @@ from rlx2_jax.runtime.run import (
     memory_bytes,
     read_run,
 )
-from rlx2_jax.runtime.settings import SettingError
+from rlx2_jax.training.settings import SettingError
 
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -156,6 +158,14 @@ def finished(directory: Path) -> bool:
     return True
 
 
+def _damaged(unit: base.Unit, directory: Path) -> list[str]:
+    """Results of a finished unit that are missing or were changed, and can be restored."""
+    try:
+        return execution.damaged(directory) if unit.kind == "train" else []
+    except RunError:
+        return []
+
+
 def _other_settings(unit: base.Unit, directory: Path) -> str:
     """Why a finished unit is not the one that is asked for; empty if it is."""
     if unit.kind != "train" or not has_run(directory):
@@ -261,9 +271,12 @@ def sweep(
                 if other := _other_settings(unit, path):
                     _say(f"{name} failed: {other}")
                     open_units.append((name, other))
-                else:
+                    continue
+                if not (wrong := _damaged(unit, path)):
                     _say(f"{head}, finished before")
-                continue
+                    continue
+                names = ", ".join(wrong)
+                _say(f"warning: {name} had finished, but {names} is missing or damaged: restoring")
             missing = [n for n in unit.needs if not finished(directory / n)]
             if missing:
                 _say(f"{head}, left out: it needs {', '.join(missing)}")
@@ -366,4 +379,4 @@ def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     names = define_flags()
-    app.run(functools.partial(main, settings=names))
+    crash.run(functools.partial(main, settings=names))

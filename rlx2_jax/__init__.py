@@ -16,47 +16,52 @@ from typing import TYPE_CHECKING, Any
 from rlx2_jax._version import __version__
 
 if TYPE_CHECKING:
-    from rlx2_jax import bc as bc
-    from rlx2_jax import buffer as buffer
-    from rlx2_jax import masks as masks
-    from rlx2_jax import returns as returns
-    from rlx2_jax import rules as rules
-    from rlx2_jax import sac as sac
-    from rlx2_jax import td3 as td3
-    from rlx2_jax import topology as topology
+    from rlx2_jax.agents import bc as bc
+    from rlx2_jax.agents import sac as sac
+    from rlx2_jax.agents import td3 as td3
     from rlx2_jax.config import Config as Config
     from rlx2_jax.config import Lane as Lane
     from rlx2_jax.export.load import load_policy as load_policy
-    from rlx2_jax.functional import TrainResult as TrainResult
-    from rlx2_jax.functional import make_config as make_config
-    from rlx2_jax.functional import make_train as make_train
-    from rlx2_jax.rules import register_drop as register_drop
-    from rlx2_jax.rules import register_grow as register_grow
-    from rlx2_jax.runtime.train import train as train
-    from rlx2_jax.sparse_optimizer import get_masks as get_masks
-    from rlx2_jax.sparse_optimizer import sparsify as sparsify
+    from rlx2_jax.replay import buffer as buffer
+    from rlx2_jax.replay import returns as returns
+    from rlx2_jax.sparse import masks as masks
+    from rlx2_jax.sparse import rules as rules
+    from rlx2_jax.sparse import topology as topology
+    from rlx2_jax.sparse.optimizer import get_masks as get_masks
+    from rlx2_jax.sparse.optimizer import sparsify as sparsify
+    from rlx2_jax.sparse.rules import register_drop as register_drop
+    from rlx2_jax.sparse.rules import register_grow as register_grow
+    from rlx2_jax.training.functional import TrainResult as TrainResult
+    from rlx2_jax.training.functional import make_config as make_config
+    from rlx2_jax.training.functional import make_train as make_train
+    from rlx2_jax.training.train import train as train
     from rlx2_jax.types import Batch as Batch
     from rlx2_jax.types import Transition as Transition
 
 # Where each public name is defined; modules stand for themselves.
 _HOMES = {
-    **dict.fromkeys(("bc", "buffer", "masks", "returns", "rules", "sac", "td3", "topology"), ""),
+    **dict.fromkeys(("masks", "rules", "topology"), "sparse"),
+    **dict.fromkeys(("buffer", "returns"), "replay"),
+    **dict.fromkeys(("bc", "sac", "td3"), "agents"),
     **dict.fromkeys(("Config", "Lane"), "config"),
     **dict.fromkeys(("Batch", "Transition"), "types"),
-    **dict.fromkeys(("TrainResult", "make_config", "make_train"), "functional"),
-    **dict.fromkeys(("register_drop", "register_grow"), "rules"),
-    **dict.fromkeys(("get_masks", "sparsify"), "sparse_optimizer"),
+    **dict.fromkeys(("TrainResult", "make_config", "make_train"), "training.functional"),
+    **dict.fromkeys(("register_drop", "register_grow"), "sparse.rules"),
+    **dict.fromkeys(("get_masks", "sparsify"), "sparse.optimizer"),
     "load_policy": "export.load",
-    "train": "runtime.train",
+    "train": "training.train",
 }
+_MODULES = ("bc", "buffer", "masks", "returns", "rules", "sac", "td3", "topology")
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_HOMES[name] or name}")
-    return getattr(module, name) if _HOMES[name] else module
+    home = f"{__name__}.{_HOMES[name]}"
+    if name in _MODULES:
+        return importlib.import_module(f"{home}.{name}")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

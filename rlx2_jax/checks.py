@@ -3,22 +3,23 @@
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
-from rlx2_jax import masks
-from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.option_table import CONFIG, LANE
 from rlx2_jax.options import LARGEST_FLOAT, NEVER
+from rlx2_jax.sparse import masks
 
-if TYPE_CHECKING:
-    from rlx2_jax.config import Config, Lane
+# `config` validates with this module, so it cannot be imported here.
+Config: TypeAlias = Any
+Lane: TypeAlias = Any
 
 MAX_LAYERS = 32
 # Choices that need links that are not live, and the alternative that does without.
 _DEAD_LINKS = {"moments": "zero", "targets": "masked", "sac_growth": "critic"}
 
 
-def check_config(config: "Config") -> None:
+def check_config(config: Config) -> None:
     """Raises ValueError where a field of a Config is not allowed."""
     hidden = config.hidden
     if not isinstance(hidden, list | tuple) or not 1 <= len(hidden) <= MAX_LAYERS:
@@ -43,11 +44,12 @@ def check_config(config: "Config") -> None:
                 f"{getattr(config, name)!r} needs the others: use {name}={other!r}, "
                 f"or execution='masked'"
             )
+    _check_critics(config)
     _check_action_bounds(config)
     _check_schedule(config)
 
 
-def _check_action_bounds(config: "Config") -> None:
+def _check_action_bounds(config: Config) -> None:
     low, high = config.action_low, config.action_high
     if low is None and high is None:
         return
@@ -63,7 +65,7 @@ def _check_action_bounds(config: "Config") -> None:
         )
 
 
-def _check_schedule(config: "Config") -> None:
+def _check_schedule(config: Config) -> None:
     if config.warmup >= config.steps:
         raise ValueError(
             f"warmup={config.warmup!r}: use a whole number from 0 to below steps={config.steps}"
@@ -83,15 +85,24 @@ def _check_schedule(config: "Config") -> None:
         )
 
 
-def check_lane(config: "Config", lane: "Lane") -> None:
+def _check_critics(config: Config) -> None:
+    if config.critic_subset > config.critics:
+        raise ValueError(
+            f"critic_subset={config.critic_subset}: use at most critics={config.critics}, or 0 for "
+            f"all of them"
+        )
+
+
+def check_lane(config: Config, lane: Lane) -> None:
     """Raises ValueError where a resolved lane is not allowed, or does not fit its program."""
     for name, option in LANE.items():
         value = getattr(lane, name)
         for x in value if isinstance(value, Sequence) and option.kind != "choice" else (value,):
             option.check(x)
     _check_links(config, lane)
-    if lane.expert is not None and config.algo != "td3":
-        raise ValueError(f"expert={lane.expert!r}: only td3 can follow an expert's Q")
+    if lane.expert is not None and not NETWORK_USE[config.algo].expert:
+        able = ", ".join(name for name, use in NETWORK_USE.items() if use.expert)
+        raise ValueError(f"expert={lane.expert!r}: only {able} can follow an expert's Q")
     for name in ("grow", "drop"):
         own, offered = getattr(lane, name), getattr(config, name)
         if own not in offered:
@@ -110,7 +121,7 @@ def check_lane(config: "Config", lane: "Lane") -> None:
     _check_bounds(config, lane)
 
 
-def _check_links(config: "Config", lane: "Lane") -> None:
+def _check_links(config: Config, lane: Lane) -> None:
     """Every layer needs a link."""
     if lane.tiny:
         return
@@ -133,7 +144,7 @@ def _check_sparsity(
     masks.layer_sparsities(list(pairwise(sizes)), sparsity, distribution)
 
 
-def _check_bounds(config: "Config", lane: "Lane") -> None:
+def _check_bounds(config: Config, lane: Lane) -> None:
     """B_min, B_max, the capacity and the n-step window."""
     n, b_min, b_max = int(lane.n or 0), int(lane.b_min or 0), int(lane.b_max or 0)
     window = n * config.num_envs  # the least that can be sampled from
@@ -152,7 +163,7 @@ def _check_bounds(config: "Config", lane: "Lane") -> None:
         )
 
 
-def never_effective(config: "Config", lane: "Lane") -> list[str]:
+def never_effective(config: Config, lane: Lane) -> list[str]:
     """Settings of a resolved lane that cannot take effect within the run, one message each.
 
     Only settings that the lane's method uses count, and the value 2147483647 (never) is taken as
@@ -168,7 +179,7 @@ def never_effective(config: "Config", lane: "Lane") -> list[str]:
     ]
 
 
-def _unused_delay(config: "Config") -> list[str]:
+def _unused_delay(config: Config) -> list[str]:
     return [
         f"{name}={value} is more than the run's {config.updates:,} updates: the {network} "
         f"never changes"
@@ -177,7 +188,7 @@ def _unused_delay(config: "Config") -> list[str]:
     ]
 
 
-def _unused_switch(config: "Config", lane: "Lane") -> list[str]:
+def _unused_switch(config: Config, lane: Lane) -> list[str]:
     total = getattr(config, config.switch)
     if NEVER != lane.t0 > total:
         return [
@@ -187,7 +198,7 @@ def _unused_switch(config: "Config", lane: "Lane") -> list[str]:
     return []
 
 
-def _unused_masks(config: "Config", lane: "Lane") -> list[str]:
+def _unused_masks(config: Config, lane: Lane) -> list[str]:
     messages = []
     interval, t_end = int(lane.mask_interval or 0), int(lane.t_end or 0)
     delays = {"critic": 1, "actor": config.policy_delay}
@@ -209,7 +220,7 @@ def _unused_masks(config: "Config", lane: "Lane") -> list[str]:
     return messages
 
 
-def _unused_trims(config: "Config", lane: "Lane") -> list[str]:
+def _unused_trims(config: Config, lane: Lane) -> list[str]:
     interval, b_min = int(lane.buffer_interval or 0), int(lane.b_min or 0)
     if interval == NEVER:
         return []

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import accounting, checks, masks
+from rlx2_jax import checks
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.option_table import METHODS as METHODS
-from rlx2_jax.topology import Schedule
+from rlx2_jax.sparse import accounting, masks
+from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Bounds
 
 
@@ -56,6 +58,8 @@ class Config:
     # Transitions. A lane's b_max is at most this, unless no buffer gets full in so many steps.
     capacity: int = _default("capacity")
     n_max: int = _default("n_max")  # the longest n of any lane
+    critics: int = _default("critics")  # N, the ensemble of critics
+    critic_subset: int = _default("critic_subset")  # M of them in each target (REDQ); 0: all
     policy_delay: int = _default("policy_delay")  # d, the actor's update interval
     target_interval: int = _default("target_interval")
     mask_interval: int = _default("mask_interval")  # the gcd of the lanes' Δ_m
@@ -99,12 +103,12 @@ class Config:
     @property
     def actor_sizes(self) -> tuple[int, ...]:
         """Layer sizes of the actor; SAC's has a mean and a log σ for each action dimension."""
-        outputs = self.action_dim * (2 if self.algo == "sac" else 1)
+        outputs = self.action_dim * NETWORK_USE[self.algo].actor_heads
         return (self.obs_dim, *self.hidden, outputs)
 
     @property
     def critic_sizes(self) -> tuple[int, ...]:
-        """Layer sizes of each of the two critics."""
+        """Layer sizes of each critic."""
         return (self.obs_dim + self.action_dim, *self.hidden, 1)
 
     @property
@@ -118,7 +122,7 @@ class Config:
     @property
     def scheme(self) -> str:
         """How weights begin."""
-        return "orthogonal" if self.algo == "sac" else "uniform"
+        return NETWORK_USE[self.algo].weight_init
 
     @property
     def updates(self) -> int:
@@ -197,7 +201,7 @@ def lane_preset(name: str, algo: str = "td3", method: str = "rlx2") -> dict[str,
 def make(algo: str, obs_dim: int, action_dim: int, *, name: str = "default", **fields) -> Config:
     """A `Config` of a preset, and `fields` over it."""
     if algo not in ALGORITHMS:
-        raise ValueError(f"unknown algo {algo!r}: use one of {ALGORITHMS}")
+        raise ValueError(f"unknown algo {algo!r}: use one of {tuple(ALGORITHMS)}")
     return Config(algo, obs_dim, action_dim, **{**preset(name, algo), **fields})
 
 
@@ -325,6 +329,23 @@ def own_links(config: Config, lane: Lane) -> Links:
     return Links(
         count(config.actor_sizes, lane.actor_sparsity, actor),
         count(config.critic_sizes, lane.critic_sparsity, critic),
+    )
+
+
+def network_lane(config: Config, lane: Lane) -> Lane:
+    """The fields of a resolved lane that its initial networks depend on, apart from the seed. All
+    others are the same for every lane of `config`, so that lanes can share a compiled `init`."""
+    return Lane(
+        actor_sparsity=lane.actor_sparsity,
+        critic_sparsity=lane.critic_sparsity,
+        distribution=lane.distribution,
+        tiny=lane.tiny,
+        execution=lane.execution,
+        grow=config.grow[0],
+        drop=config.drop[0],
+        n=1,
+        trim_ratio=0.0,
+        b_min=0,
     )
 
 

@@ -6,6 +6,7 @@ should hold, and what a full disk refused is written when there is room again.
 """
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -13,12 +14,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 SEAL = "sha256"  # the key of a JSON file's own digest
 _BLOCK = 1 << 20
+_MOST_JSON = 1 << 30  # bytes
 
 Warn = Callable[[str], None]
 
@@ -36,7 +38,7 @@ def file_digest(path: Path, size: int | None = None) -> str | None:
     shorter."""
     found, left = hashlib.sha256(), size
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while left != 0:
                 block = file.read(_BLOCK if left is None else min(_BLOCK, left))
                 if not block:
@@ -48,6 +50,14 @@ def file_digest(path: Path, size: int | None = None) -> str | None:
     return None if left else found.hexdigest()
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading; an OSError where it is none: a pipe would be waited for, a device
+    read without end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.open("rb")
+
+
 def write_bytes(path: Path, data: bytes) -> str:
     """Writes a whole file atomically; returns its digest."""
     return write_blocks(path, [data])
@@ -57,12 +67,15 @@ def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
     """Writes a file atomically from consecutive blocks; returns its digest."""
     partial, found = path.with_name(path.name + ".tmp"), hashlib.sha256()
     try:
-        with partial.open("wb") as file:
+        discard(partial)
+        with partial.open("xb") as file:  # not through a link that lies there
             for block in blocks:
                 file.write(block)
                 found.update(block)
             file.flush()
             os.fsync(file.fileno())
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()  # put there by mistake; refused where it has anything in it
         os.replace(partial, path)
     except BaseException:
         discard(partial)
@@ -119,7 +132,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json(path: Path) -> dict[str, Any]:
     """A JSON object, its digest not checked."""
     try:
-        value = json.loads(path.read_bytes().decode())
+        with open_regular(path) as file:
+            data = file.read(_MOST_JSON + 1)
+        if len(data) > _MOST_JSON:
+            raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
+        value = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path} cannot be read ({first_line(error)})") from error
     if not isinstance(value, dict):

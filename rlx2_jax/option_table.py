@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rlx2_jax import masks, rules
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.options import NEVER, Option
-from rlx2_jax.topology import REGROW
+from rlx2_jax.sparse import masks, rules
+from rlx2_jax.sparse.topology import REGROW
 
-ALGORITHMS = ("td3", "sac")
+ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register` adds to it
 MAX_LANES = 1024
 _FEW = 65_536  # environments, episodes, updates of one time step
 
@@ -166,7 +167,7 @@ CHOICES = _table(
 )
 
 CONFIG = _table(
-    _choice("algo", "the reinforcement learning algorithm", *ALGORITHMS),
+    Option("algo", "choice", "the reinforcement learning algorithm", "td3", ALGORITHMS),
     _int("obs_dim", "observation size", flag=False),
     _int("action_dim", "action size", flag=False),
     _int("hidden", "units of each hidden layer, all networks", (256, 256)),
@@ -176,8 +177,25 @@ CONFIG = _table(
     _int("warmup", "of these, steps with random actions and no updates", 25_000, least=0),
     _int("updates_per_step", "updates per time step", 1, most=_FEW, flag=False),
     _int("capacity", "replay buffer size; default: the largest b_max, if the run fills it", 10**6),
-    _int("n_max", "the longest n of any lane", {"td3": 3, "sac": 2}, flag=False),
-    _int("policy_delay", "d, the actor's update interval", {"td3": 2, "sac": 1}),
+    _int(
+        "n_max",
+        "the longest n of any lane",
+        {name: use.n_step for name, use in NETWORK_USE.items()},
+        flag=False,
+    ),
+    _int("critics", "size of the critic ensemble", 2, most=100),
+    _int(
+        "critic_subset",
+        "critics drawn at random for each target (REDQ); 0: the minimum is over all",
+        0,
+        least=0,
+        most=100,
+    ),
+    _int(
+        "policy_delay",
+        "d, the actor's update interval",
+        {name: use.policy_delay for name, use in NETWORK_USE.items()},
+    ),
     _int("target_interval", "target update interval", {"td3": 2, "sac": 1}),
     _int("mask_interval", "gcd of the lanes' Δ_m", 10_000, flag=False),
     _int("buffer_interval", "gcd of the lanes' Δ_b", 10_000, flag=False),

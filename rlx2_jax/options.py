@@ -120,7 +120,15 @@ _PARSERS: dict[str, Any] = {
 }
 
 
+_INHERITED: dict[str, str] = {}  # algorithm -> the one whose defaults it takes
+
+
+def inherit_defaults(algo: str, like: str) -> None:
+    """Gives `algo` the defaults of `like` where they depend on the algorithm."""
+    _INHERITED[algo] = _INHERITED.get(like, like)
+
+
 def _by_algorithm(value: Any, algo: str) -> Any:
     if isinstance(value, Mapping):
-        return value.get(algo) if isinstance(algo, str) else None
+        return value.get(_INHERITED.get(algo, algo)) if isinstance(algo, str) else None
     return value

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from rlx2_jax.branch import apart
+from rlx2_jax.control_flow import no_fuse
 from rlx2_jax.types import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -75,8 +75,7 @@ THREEFRY = define_prng_impl(
 )
 
 
-def normal(key: Array, shape: tuple[int, ...], dtype: Any, always: Array | bool = True) -> Array:
-    """`jax.random.normal`, the same numbers, drawn as one row and apart from what uses them: then
-    several at a time, whatever the last axis. `always` as in `apart`."""
-    row = apart(lambda: jax.random.normal(key, (math.prod(shape),), dtype), always)
-    return row.reshape(shape)
+def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """`jax.random.normal`, the same numbers, drawn as one row and not fused into its consumers: so
+    the cipher is vectorized on CPUs whatever the last axis, and runs once for each number."""
+    return no_fuse(jax.random.normal(key, (math.prod(shape),), dtype)).reshape(shape)

@@ -1,5 +1,7 @@
 """The data that flows between modules: transitions, n-step batches, networks."""
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -40,15 +42,31 @@ class Batch(NamedTuple):
     truncated: Array  # [batch, n] bool
 
 
-class Network(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "masks", "moments", "target", "moved"],
+    meta_fields=["form", "members"],
+)
+@dataclasses.dataclass(frozen=True)
+class Network:
     """One trained network: θ, its mask M_θ, Adam's moments, and the target θ' (or None).
 
-    Masked form: dense pytrees and boolean masks. Compact form: vectors over the live links, and
-    for masks a `compact.Index`; twin critics have a leading axis of two.
+    Attributes:
+      params, moments, target: dense pytrees (masked form), or vectors of live links (compact).
+      masks: boolean pytrees (masked form), or a `layout.Index` (compact).
+      moved: links replaced by the last mask update, i32[].
+      form: `masked` or `compact`: the module of `networks` that handles it.
+      members: None for a single network; for an ensemble (the critics) their number, the leading
+        axis of every array above.
     """
 
     params: Params
-    masks: Masks  # or compact.Index
+    masks: Masks
     moments: Any  # optax.ScaleByAdamState
-    target: Params | None
-    moved: Array | None = None  # links that the last mask update put elsewhere
+    target: Params | None = None
+    moved: Array | None = None
+    form: str = "masked"
+    members: int | None = None
+
+    def _replace(self, **fields: Any) -> "Network":
+        return dataclasses.replace(self, **fields)

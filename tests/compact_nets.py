@@ -1,4 +1,4 @@
-"""Random masked networks and their plain dense form, for the tests of `rlx2_jax.compact`."""
+"""Random masked networks and their plain dense form, for the tests of compact networks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.compact import layout
+from rlx2_jax.kernels import layout
 
 
 def masked_network(rng, widths, live, dtype: Any = np.float32):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from lanes import quick
 
-from rlx2_jax import buffer
+from rlx2_jax.replay import buffer
 from rlx2_jax.types import Batch, Transition
 
 OBS, ACT, N = 3, 2, 3

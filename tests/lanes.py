@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import config, masks
+from rlx2_jax import config
+from rlx2_jax.sparse import masks
 from rlx2_jax.types import Batch, Network
 
 # Lanes that differ in all that may differ between lanes of one program.

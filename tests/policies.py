@@ -9,8 +9,9 @@ import numpy as np
 
 from rlx2_jax import config, files, networks
 from rlx2_jax.export import SparsePolicy, from_actor
-from rlx2_jax.runtime import weights
-from rlx2_jax.runtime.run import Run
+from rlx2_jax.networks import masked
+from rlx2_jax.training import weights
+from rlx2_jax.training.run import Run
 
 
 class Case(NamedTuple):
@@ -62,7 +63,7 @@ def policy_of(case: Case, **bounds: Any) -> SparsePolicy:
 def expected(case: Case, obs: np.ndarray) -> np.ndarray:
     """What the JAX actor does."""
     act = networks.squashed_mean if case.kind == "sac" else networks.policy
-    return np.asarray(act(actor(case)[0], jnp.asarray(obs)))
+    return np.asarray(act(masked.bind(actor(case)[0]), jnp.asarray(obs)))
 
 
 def observations(policy: SparsePolicy, count: int = 2000) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 from small_runs import small_run
 
 from experiments import collect
-from rlx2_jax.runtime import execute
+from rlx2_jax.training import execute
 
 FOLDER = Path(__file__).parent / "recorded"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx2_jax.runtime.run import FORMAT
+from rlx2_jax.training.run import FORMAT
 
 SIZES = {"HalfCheetah": (17, 6), "Hopper": (11, 3), "Walker2d": (17, 6), "Ant": (105, 8)}
 SIZES |= {"Humanoid": (348, 17), "InvertedPendulum": (4, 1)}

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rlx2_jax.runtime.checkpoint import Checkpoints, Snapshot
-from rlx2_jax.runtime.run import CHECKPOINTS, make_loop, read_run
+from rlx2_jax.training.checkpoint import Checkpoints, Snapshot
+from rlx2_jax.training.run import CHECKPOINTS, make_loop, read_run
 
 
 def snapshots(directory: Path) -> list[Snapshot]:

@@ -5,8 +5,8 @@ import dataclasses
 import signal
 
 from rlx2_jax import config
-from rlx2_jax.runtime import guards
-from rlx2_jax.runtime.run import Run
+from rlx2_jax.training import guards
+from rlx2_jax.training.run import Run
 
 STEPS = 240
 

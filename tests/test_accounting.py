@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from experiments import paper
-from rlx2_jax import config, masks
-from rlx2_jax.accounting import Ledger, ledger, tiny_width
+from rlx2_jax import config
+from rlx2_jax.sparse import masks
+from rlx2_jax.sparse.accounting import Ledger, ledger, tiny_width
 
 pytestmark = pytest.mark.fast
 

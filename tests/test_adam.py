@@ -9,8 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from rlx2_jax import adam
-from rlx2_jax.compact import native
+from rlx2_jax.kernels import adam, native
 
 pytestmark = pytest.mark.fast
 RATE = jnp.float32(0.01)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from lanes import assert_equal, assert_on_mask, setting
 
-from rlx2_jax import agent, config, td3
+from rlx2_jax import config
+from rlx2_jax.agents import common as agent
+from rlx2_jax.agents import td3
 
 CFG = setting("td3", dtype="float64")
 
@@ -42,7 +44,7 @@ def test_equal_seeds_share_dense_weights():
             assert_equal(sparse.params, masked)
             assert_equal(sparse.params, sparse.target)
             assert_on_mask(sparse)
-        q1, q2 = (state.critic.params[q]["Dense_0"]["kernel"] for q in ("q1", "q2"))
+        q1, q2 = state.critic.params["Dense_0"]["kernel"]
         assert not np.array_equal(q1, q2)
 
 

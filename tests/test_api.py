@@ -46,7 +46,8 @@ def test_every_name_is_documented(name):
 
 
 @pytest.mark.parametrize(
-    "module", ["functional", "export.load", "sparse_optimizer", "rules", "runtime.train"]
+    "module",
+    ["training.functional", "training.train", "export.load", "sparse.optimizer", "sparse.rules"],
 )
 def test_examples_run(module):
     found = importlib.import_module(f"rlx2_jax.{module}")

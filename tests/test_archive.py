@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlx2_jax import archive, files
-from rlx2_jax.runtime import weights
+from rlx2_jax.training import weights
 
 pytestmark = pytest.mark.fast
 

@@ -20,7 +20,8 @@ from lanes import (
     stack,
 )
 
-from rlx2_jax import bc, config, td3
+from rlx2_jax import config
+from rlx2_jax.agents import bc, td3
 
 CFG = setting("td3", dtype="float64")
 update, update_lanes = quick(bc.update, static_argnums=5), quick(over_lanes(bc, CFG))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import equations, is_branch, jit
 
-from rlx2_jax.branch import apart, every, when
+from rlx2_jax.control_flow import every, no_fuse, when
 
 pytestmark = pytest.mark.fast
 
@@ -71,11 +71,26 @@ def test_nothing_is_copied_that_is_left_alone():
     assert copies_at_every_turn(lambda due, f, x: jax.lax.cond(due, f, lambda y: y, x)) > 0
 
 
-def test_what_is_made_apart_is_the_same():
-    def both(key, count):
-        make = lambda: jax.random.normal(key, (12,))  # noqa: E731
-        return apart(make, count > 0), make()
+def test_no_fuse_changes_no_number_and_keeps_the_computation_separate():
+    def both(key, use):
+        x = jax.random.normal(key, (13,))
+        return use(no_fuse(x)), use(x)
 
-    for run in (both, jax.vmap(both, (0, None))):
-        keys = jax.random.key(0) if run is both else jax.random.split(jax.random.key(0), 3)
-        np.testing.assert_array_equal(*jit(run)(keys, jnp.int32(1)))
+    for lanes in (None, 3):
+        run = lambda key: both(key, lambda x: x)  # noqa: E731
+        keys = jax.random.key(0)
+        if lanes:
+            run, keys = jax.vmap(run), jax.random.split(keys, lanes)
+        np.testing.assert_array_equal(*jit(run)(keys))
+
+    def consumed(key, wrap):
+        return jnp.flip(wrap(jnp.log1p(key)).reshape(2, 8), 0) * 2.0
+
+    texts = [
+        str(jax.jit(lambda x, w=w: consumed(x, w)).lower(jnp.ones(16)).compile().as_text())
+        for w in (no_fuse, lambda x: x)
+    ]
+    log_and_flip = [
+        any("log" in part and "reverse" in part for part in text.split("\n}\n")) for text in texts
+    ]
+    assert log_and_flip == [False, True]

@@ -9,7 +9,7 @@ import pytest
 from deque_model import ACT, OBS, SHAPES, Model, N, Stream, example, filled, playing, policy
 from lanes import quick
 
-from rlx2_jax import buffer
+from rlx2_jax.replay import buffer
 from rlx2_jax.types import Batch, Transition
 
 add = jax.jit(buffer.add)

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import pytest
 from lanes import quick
 
-from rlx2_jax import buffer, networks
+from rlx2_jax import networks
+from rlx2_jax.networks import masked
+from rlx2_jax.replay import buffer
 from rlx2_jax.types import Batch, Params, Transition
 
 SIZES = {"Hopper": (11, 3), "HalfCheetah": (17, 6), "Ant": (105, 8), "Humanoid": (348, 17)}
@@ -75,7 +77,7 @@ def test_a_step_costs_the_same_at_any_capacity():
     params, _ = networks.init(jax.random.key(0), (14, 64, 64, 1))
 
     def loss(params: Params, batch: Batch) -> jax.Array:
-        q = networks.mlp(params, jnp.concatenate([batch.obs, batch.action], axis=-1))[:, 0]
+        q = masked.bind(params)(jnp.concatenate([batch.obs, batch.action], axis=-1))[:, 0]
         return jnp.mean((q - batch.reward.sum(axis=1)) ** 2)
 
     def train(buf: buffer.Buffer, params: Params, keys: jax.Array):

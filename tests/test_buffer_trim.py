@@ -9,7 +9,7 @@ import pytest
 from deque_model import SHAPES, Model, example, filled, policy
 from lanes import quick
 
-from rlx2_jax import buffer
+from rlx2_jax.replay import buffer
 
 add = jax.jit(buffer.add)
 trim = jax.jit(buffer.trim, static_argnames=("hard", "full"))

@@ -12,7 +12,7 @@ from report_logs import plan
 from experiments import collect
 from experiments.reporting import results
 from rlx2_jax import files
-from rlx2_jax.runtime import weights
+from rlx2_jax.training import weights
 
 pytestmark = pytest.mark.fast
 MASK = {"Dense_0": {"kernel": np.ones((4, 2), bool), "bias": np.ones(2, bool)}}

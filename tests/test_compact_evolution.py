@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from compact_nets import compress, expand, masked_network, stack
 
-from rlx2_jax.compact import evolution, layout
+from rlx2_jax.kernels import layout
+from rlx2_jax.sparse import compact_topology as evolution
 
 pytestmark = pytest.mark.fast
 

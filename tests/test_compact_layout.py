@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compact_nets import compress, expand, masked_network, stack
 
-from rlx2_jax.compact import layout
+from rlx2_jax.kernels import layout
 
 pytestmark = pytest.mark.fast
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from compact_nets import compress, dense_mlp, expand, masked_network, stack
 
-from rlx2_jax.compact import fallback, layout, native, ops
+from rlx2_jax.kernels import compact_mlp as ops
+from rlx2_jax.kernels import compact_xla as fallback
+from rlx2_jax.kernels import layout, native
 
 pytestmark = pytest.mark.fast
 

@@ -13,10 +13,13 @@ from lanes import assert_close, assert_equal, over_lanes, quick, setting, stack,
 from saved_runs import snapshots
 from test_execute import small_run, stop_after
 
-from rlx2_jax import compact, config, forms, lane, sac, td3
+from rlx2_jax import config
+from rlx2_jax.agents import sac, td3
 from rlx2_jax.export.actor import actor_of
-from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import guards, plan
+from rlx2_jax.kernels import layout, native
+from rlx2_jax.networks import convert
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training import guards, lane, plan
 
 ALGORITHMS = {"td3": td3, "sac": sac}
 # SET has random scores; the others have different live links in every layer (padding) or dates.
@@ -43,7 +46,7 @@ def start(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...]) -> Any:
 
 def dense(state: Any) -> Any:
     """A stacked state in the masked form."""
-    both = {name: jax.vmap(forms.to_masked)(getattr(state, name)) for name in ("actor", "critic")}
+    both = {name: jax.vmap(convert.to_masked)(getattr(state, name)) for name in ("actor", "critic")}
     return state._replace(**both)
 
 
@@ -67,8 +70,8 @@ def trainer(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...], dtype
 def masks_of(state: Any) -> Any:
     """Masks of the kernels. Units outside of Tiny's block have no links, so their biases stay 0
     in both forms; only the masked form marks them."""
-    masks = state.actor.masks, state.critic.masks
-    return [leaf for leaf in jax.tree.leaves(masks) if leaf.ndim > 2]
+    masks = jax.tree_util.tree_leaves_with_path((state.actor.masks, state.critic.masks))
+    return [leaf for path, leaf in masks if path[-1].key == "kernel"]
 
 
 def numbers_of(state: Any) -> Any:
@@ -95,6 +98,11 @@ def compare_float64(algo: str, lanes: tuple[config.Lane, ...], updates: int, **f
 @pytest.mark.parametrize("algo", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_float64_training_is_equal(algo):
     compare_float64(algo, LANES, 48)
+
+
+@pytest.mark.parametrize("algo", [pytest.param("td3", marks=pytest.mark.slow), "sac"])
+def test_float64_training_is_equal_with_an_ensemble_of_critics(algo):
+    compare_float64(algo, LANES[:2], 24, critics=5, critic_subset=2)
 
 
 @pytest.mark.slow
@@ -134,7 +142,7 @@ def compressor(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...]):
 
     def compress(state: Any) -> Any:
         both = {
-            name: jax.vmap(partial(forms.to_compact, spec=spec))(getattr(state, name))
+            name: jax.vmap(partial(convert.to_compact, spec=spec))(getattr(state, name))
             for name, spec in specs.items()
         }
         return state._replace(**both)
@@ -196,8 +204,8 @@ def test_live_links_are_those_of_the_masks():
         cfg = setting("td3", hidden=(16, 12))
         state = td3.init(jax.random.key(0), cfg, one)
         live = config.own_links(cfg, one)
-        assert compact.spec_of(state.actor.masks).nnz == live.actor
-        assert compact.spec_of(state.critic.masks["q1"]).nnz == live.critic
+        assert layout.spec_of(state.actor.masks).nnz == live.actor
+        assert layout.spec_of(jax.tree.map(lambda x: x[0], state.critic.masks)).nnz == live.critic
 
 
 def whole_step(lanes: int):
@@ -219,7 +227,7 @@ def whole_step(lanes: int):
 def test_lanes_share_calls_and_nothing_copies_the_replay():
     step, state = whole_step(8)
     text = str(jax.jit(step, donate_argnums=0).lower(state, jnp.int32(20)).compile().as_text())
-    if compact.execution() == "native":
+    if native.execution() == "native":
         calls = [line for line in text.splitlines() if 'target="rlx2_mlp' in line]
         assert calls and all("[8," in line for line in calls)
     shapes = ["[" + ",".join(map(str, x.shape)) + "]" for x in state.replay[:3]]

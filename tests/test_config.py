@@ -253,3 +253,13 @@ def test_unknown_names():
 def test_bad_lanes(fields, message):
     with pytest.raises(ValueError, match=message):
         config.hyper(TD3, Lane(**fields))
+
+
+@pytest.mark.parametrize("method", config.METHODS)
+def test_the_lane_of_an_init_fits_a_program_of_one_method(method):
+    rule = config.METHODS[method].get("grow", "gradient")
+    cfg = config.make("td3", 11, 3, grow=(rule,))
+    lane = config.resolve(cfg, config.Lane(method=method, actor_sparsity=0.9, critic_sparsity=0.8))
+    same = config.resolve(cfg, config.network_lane(cfg, lane))
+    assert config.own_links(cfg, same) == config.own_links(cfg, lane)
+    assert config.widths(cfg, same) == config.widths(cfg, lane)

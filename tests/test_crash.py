@@ -1,10 +1,13 @@
 """Commands that are interrupted, or fail in a way that nobody foresaw."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from absl import app
 
-from experiments import crash
+from rlx2_jax.cli import crash
 
 pytestmark = pytest.mark.fast
 
@@ -33,3 +36,50 @@ def test_an_unforeseen_error_is_one_line_and_a_file(capsys, tmp_path, monkeypatc
     (details,) = tmp_path.iterdir()
     assert line.startswith("error: KeyError: ") and str(details) in line
     assert "in command" in Path(details).read_text(errors="replace")
+
+
+def test_wrong_usage_is_left_to_the_parser_of_flags():
+    def command():
+        raise app.UsageError("a word too many")
+
+    with pytest.raises(app.UsageError):
+        crash.guarded(command)
+
+
+PRINTS = """
+import sys
+from rlx2_jax.cli import crash
+def main(argv):
+    for i in range(int(argv[1])):
+        print("line", i)
+    print("and an error", file=sys.stderr)
+    return 3
+crash.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "code"),
+    [
+        ("{} 9999 2>&1 | head -1; exit ${{PIPESTATUS[0]}}", 3),
+        ("{} 1 | true; exit ${{PIPESTATUS[0]}}", 3),
+        ("{} 9 >&- 2>&- <&-", 3),
+        ("{} 9 >&-", 3),
+        ("{} 9 >/dev/null 2>/dev/full", 3),
+        ("{} --help | true; exit ${{PIPESTATUS[0]}}", 1),  # as absl has it
+        ("{} 1 >/dev/full", 3),
+        ("{} 9999 >/dev/full", 70),
+    ],
+)
+def test_output_that_nobody_reads_ends_no_command(shell, code, tmp_path):
+    script = tmp_path / "prints.py"
+    script.write_text(PRINTS)
+    root = str(Path(__file__).parents[1])
+    line = shell.format(f"{sys.executable} {script}")
+    environment = {"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=root
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert "error: standard output: No space" in done.stderr or "1 >/dev/full" not in shell

@@ -16,14 +16,17 @@ from gymnasium.spaces import Box
 from lanes import quick, setting, stack, windows
 from small_runs import small_run
 
-from rlx2_jax import compact, config, envs, files, forms, lane, networks, sac
+from rlx2_jax import config, envs, files, networks
+from rlx2_jax.agents import sac
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs.device import from_functions
 from rlx2_jax.envs.spaces import Boxes
-from rlx2_jax.runtime import launch
-from rlx2_jax.runtime.evaluate import DeviceEvaluator
-from rlx2_jax.runtime.program import Program
-from rlx2_jax.runtime.run import Run, RunError, read_run
+from rlx2_jax.kernels import layout
+from rlx2_jax.networks import convert
+from rlx2_jax.training import lane, launch
+from rlx2_jax.training.evaluate import DeviceEvaluator
+from rlx2_jax.training.program import Program
+from rlx2_jax.training.run import Run, RunError, read_run
 from rlx2_jax.types import Network
 
 pytestmark = pytest.mark.fast
@@ -44,9 +47,8 @@ def hand_made(cfg: Config) -> Any:
     state = lane.ALGORITHMS[cfg.algo].init(jax.random.key(0), cfg, FREE)
     actor = jax.tree.map(jnp.zeros_like, state.actor.params)
     actor["Dense_1"]["bias"] = actor["Dense_1"]["bias"].at[:act].set(BIAS)  # SAC: log σ = -1.5
-    return state._replace(
-        actor=begin(state.actor, actor), critic=begin(state.critic, {"q1": q, "q2": q})
-    )
+    twins = jax.tree.map(lambda x: jnp.stack([x, x]), q)
+    return state._replace(actor=begin(state.actor, actor), critic=begin(state.critic, twins))
 
 
 def begin(network: Network, params: Any) -> Network:
@@ -59,8 +61,8 @@ def with_links(cfg: Config, state: Any) -> tuple[Config, Any]:
     links = config.own_links(cfg, FREE)
     parts = {}
     for name, sizes in (("actor", cfg.actor_sizes), ("critic", cfg.critic_sizes)):
-        spec = compact.Spec(sizes, getattr(links, name), ("Dense_0", "Dense_1"))
-        parts[name] = forms.to_compact(getattr(state, name), spec)
+        spec = layout.Spec(sizes, getattr(links, name), ("Dense_0", "Dense_1"))
+        parts[name] = convert.to_compact(getattr(state, name), spec)
     return dataclasses.replace(cfg, execution="compact", links=links), state._replace(**parts)
 
 
@@ -102,7 +104,7 @@ def test_losses_target_and_gradient_by_hand(algo, form):
     assert float(metrics["q"]) == pytest.approx(q, rel=1e-5)
     assert float(metrics["target"]) == pytest.approx(0.99 * (value - log_prob), rel=1e-5)
     assert float(metrics["actor_loss"]) == pytest.approx(log_prob - value, rel=1e-5)
-    mu: Any = forms.to_masked(new.actor).moments.mu
+    mu: Any = convert.to_masked(new.actor).moments.mu
     assert float(mu["Dense_1"]["bias"][0]) == pytest.approx(0.1 * gradient, rel=1e-5)
 
 
@@ -207,11 +209,8 @@ def test_runs_record_it_and_older_directories_lack_it(tmp_path):
     assert read_run(tmp_path) == new
     assert new.digest != run.digest
     older = run.to_json()
-    older["config"] = {
-        k: v
-        for k, v in older["config"].items()
-        if k not in ("critic_actions", "action_low", "action_high")
-    }
+    later = ("critic_actions", "action_low", "action_high", "critics", "critic_subset")
+    older["config"] = {k: v for k, v in older["config"].items() if k not in later}
     assert Run.from_json(older) == run
     # What checkpoints of such a directory were marked with.
     assert run.digest == files.digest(files.to_json(older).encode())

@@ -1,5 +1,7 @@
 """The Gymnasium backend against plain `gymnasium.make`, its seeds, failures and saved states."""
 
+import signal
+import warnings
 from typing import Any
 
 import gymnasium
@@ -36,7 +38,7 @@ class Faulty(gymnasium.Env):
 
     def __init__(self, length: int = 5):
         self.length = length
-        self.fail_in = ""
+        self.fail_in: str | BaseException = ""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -48,8 +50,8 @@ class Faulty(gymnasium.Env):
     def step(self, action):
         if self.fail_in == "step":
             raise RuntimeError("the simulator is unstable")
-        if self.fail_in == "exit":
-            raise SystemExit(5)
+        if isinstance(self.fail_in, BaseException):
+            raise self.fail_in
         self.left -= 1
         return self._observe(), float(action[0]), self.left == 0, False, {}
 
@@ -354,17 +356,62 @@ def test_a_failure_names_the_environment_and_spares_the_others(where):
     assert np.isfinite(step.obs).all()
 
 
+class Unprintable(BaseException):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 @pytest.mark.fast
-def test_a_task_can_neither_end_the_process_nor_fail_when_it_is_closed():
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit(5), "SystemExit: 5"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (GeneratorExit("odd"), "GeneratorExit: odd"),
+        (Unprintable(), "Unprintable"),
+    ],
+)
+def test_a_task_can_neither_end_the_process_nor_fail_when_it_is_closed(error, text):
     tasks = GymnasiumEnvs("tests/Faulty-v0", 2)
     tasks.reset([0, 1])
     task = tasks.envs[1].unwrapped
     assert isinstance(task, Faulty)
-    task.fail_in = "exit"
-    with pytest.raises(envs.EnvironmentFailure, match=r"environment 1 .* raised SystemExit: 5"):
-        tasks.step(np.zeros((2, 1), np.float32))
+    task.fail_in = error
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a run, which stops in order
+    try:
+        with pytest.raises(envs.EnvironmentFailure, match=rf"environment 1 .* raised {text}$"):
+            tasks.step(np.zeros((2, 1), np.float32))
+    finally:
+        signal.signal(signal.SIGINT, before)
     task.fail_in = "close"
     tasks.close()
+
+
+@pytest.mark.fast
+def test_the_user_interrupts_where_python_handles_the_signal():
+    tasks = GymnasiumEnvs("tests/Faulty-v0", 1)
+    tasks.reset([0])
+    task = tasks.envs[0].unwrapped
+    assert isinstance(task, Faulty)
+    task.fail_in = KeyboardInterrupt()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tasks.step(np.zeros((1, 1), np.float32))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.fast
+def test_numbers_beyond_float32_are_infinite_without_a_warning(monkeypatch):
+    tasks = GymnasiumEnvs("tests/Faulty-v0", 1)
+    tasks.reset([0])
+    huge = np.full((2, 1), -1e300)
+    monkeypatch.setattr(tasks.envs[0], "step", lambda action: (huge, 1e300, False, False, {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = tasks.step(np.zeros((1, 1), np.float32))
+    assert step.reward.tolist() == [np.inf] and step.obs.tolist() == [[-np.inf, -np.inf]]
 
 
 @pytest.mark.fast

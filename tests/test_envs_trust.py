@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from experiments import export, render
 from rlx2_jax import config, envs, files
+from rlx2_jax.cli import export, render
 from rlx2_jax.envs.trust import check_import
 from rlx2_jax.export import actor
-from rlx2_jax.runtime.run import Run, RunError
+from rlx2_jax.training.run import Run, RunError
 
 pytestmark = pytest.mark.fast
 
@@ -79,12 +79,11 @@ def parsed(module, *args: str) -> flags.FlagValues:
     return values
 
 
-def test_no_command_imports_what_a_directory_names(hostile, capsys, monkeypatch):
+def test_no_command_imports_what_a_directory_names(hostile, capsys):
     given = (f"--logdir={hostile}", "--format=npz")
     assert export.command(parsed(export, *given)) == 2
     assert "--allow_imports" in capsys.readouterr().err
-    monkeypatch.setattr(render.flags, "FLAGS", parsed(render, given[0]))
-    assert render.main(["render"]) == 2
+    assert render.command(parsed(render, given[0])) == 2
     assert "--allow_imports" in capsys.readouterr().err
     with pytest.raises(ValueError, match="evil_tasks"):
         actor.read_run(hostile)

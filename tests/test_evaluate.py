@@ -1,11 +1,14 @@
 """Evaluation on environments whose answers are known."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from rlx2_jax.lane import Stream
-from rlx2_jax.runtime import evaluate
-from rlx2_jax.runtime.evaluate import final_score, seeds, summarize
+from rlx2_jax.config import Lane
+from rlx2_jax.training import evaluate
+from rlx2_jax.training.evaluate import final_score, seeds, summarize
+from rlx2_jax.training.lane import Stream
 
 pytestmark = pytest.mark.fast
 
@@ -32,6 +35,16 @@ def test_steps_near_a_cut_do_not_count_in_the_value_error():
     assert abs(found.value_bias[0]) < 0.11 * 0.1  # the tail of 1 % at most, 10 % of it on average
     short = summarize(rewards[:5], values[:5], active[:5], np.ones(1, bool), np.array([gamma]), 1)
     assert np.isnan(short.value_bias[0])
+
+
+def test_infinite_returns_give_no_numerical_warnings():
+    rewards, active = np.array([[np.inf], [-np.inf], [1.0]]), np.ones((3, 1), bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(rewards, np.zeros((3, 1)), active, np.zeros(1, bool), np.array([0.9]), 1)
+        infinite = found._replace(returns=np.array([[np.inf, 1.0]]))
+        (row,) = evaluate.rows(infinite, [Lane()], 10, ["0" * 64])
+    assert row["mean_return"] == np.inf and np.isnan(row["std_return"])
 
 
 def test_seeds_are_the_lane_s_own():

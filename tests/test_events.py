@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from rlx2_jax.files import Log
-from rlx2_jax.runtime import events
+from rlx2_jax.training import events
 
 pytestmark = pytest.mark.fast
 

@@ -11,10 +11,10 @@ from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
 from rlx2_jax import config
-from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime import guards, weights
-from rlx2_jax.runtime.group import LaneFailure
-from rlx2_jax.runtime.run import RunError, chunk_size, process_bytes, read_run
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training import guards, weights
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.run import RunError, chunk_size, process_bytes, read_run
 
 
 @pytest.fixture(scope="module")

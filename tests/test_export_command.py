@@ -10,12 +10,13 @@ from policies import Case, policy_of
 from policies import actor as random_actor
 from programs import jit
 
-from experiments import export as command
-from rlx2_jax import compact, config, files, networks
+from rlx2_jax import config, files, networks
+from rlx2_jax.cli import export as command
 from rlx2_jax.export import actor, bundle, compare, compiled, npz, onnx, stablehlo
-from rlx2_jax.runtime.checkpoint import Checkpoints
-from rlx2_jax.runtime.run import Run, RunError, make_loop
-from rlx2_jax.types import Network
+from rlx2_jax.kernels import layout
+from rlx2_jax.networks import convert, masked, optimize
+from rlx2_jax.training.checkpoint import Checkpoints
+from rlx2_jax.training.run import Run, RunError, make_loop
 
 LANES = 4  # in two groups
 
@@ -57,9 +58,9 @@ def test_the_actor_of_each_lane(saved):
 
 def test_the_compact_form_gives_the_same_actor():
     params, masks = random_actor(Case((3, 5, 2), 0.5))
-    spec = compact.spec_of(masks)
-    net = jit(lambda params, masks: compact.from_masked(params, masks, spec))(params, masks)
-    found = actor.masked(Network(net.flat, net.index, None, None))
+    spec = layout.spec_of(masks)
+    pack = lambda params, masks: convert.to_compact(optimize.init(params, masks), spec)  # noqa: E731
+    found = actor.masked(jit(pack)(params, masks))
     jax.tree.map(np.testing.assert_array_equal, found[0], params)
     jax.tree.map(np.testing.assert_array_equal, found[1], masks)
 
@@ -101,7 +102,7 @@ def test_all_files_of_a_lane(saved, tmp_path):
         if compiled.compiler():
             assert entry["largest_error"] <= 1e-5
     obs = bundle.observations(4)
-    wanted = np.asarray(networks.policy(actors[0][0], jax.numpy.asarray(obs)))
+    wanted = np.asarray(networks.policy(masked.bind(actors[0][0]), jax.numpy.asarray(obs)))
     policy = npz.load(tmp_path / "pole.npz")
     np.testing.assert_array_equal(policy.low, [-3])
     for act in (policy.act, stablehlo.load(tmp_path / "pole.stablehlo")):
@@ -201,4 +202,4 @@ def test_returns_on_host_and_device_count_one_episode(env, value):
     on_device = dataclasses.replace(run, backend="brax")
     host = compare.host_returns(run, policy.act, 0, 3)
     np.testing.assert_array_equal(host, np.full(3, value))
-    np.testing.assert_array_equal(compare.device_returns(on_device, policy, 0, 3), host)
+    np.testing.assert_array_equal(compare.device_episodes(on_device, policy, 0, 3).returns, host)

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from policies import CASES, Case, policy_of
 
-from rlx2_jax.export import (
-    PolicyFileError,
-    SparsePolicy,
-    manifest,
-    npz,
-    numpy_runtime,
-    stablehlo,
-)
+from rlx2_jax.export import PolicyFileError, SparsePolicy, manifest, npz, numpy_runtime, stablehlo
 
 pytestmark = pytest.mark.fast
 SMALL = Case((3, 5, 2), 0.5)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,38 @@ def test_what_is_no_sealed_object_is_refused_by_name(tmp_path, text):
         files.read_json(path)
     with pytest.raises(Damaged, match="missing"):
         files.read_json(tmp_path / "missing.json")
+
+
+def test_pipes_devices_and_endless_files_are_refused_at_once(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(files, "_MOST_JSON", 10)
+    (tmp_path / "large").write_text('{"a": 12345678}')
+    for name in ("pipe", "device", "folder", "large", "none"):
+        with pytest.raises(Damaged, match=name):
+            files.parse_json(tmp_path / name)
+    for name in ("pipe", "device", "folder", "none"):
+        assert files.file_digest(tmp_path / name) is None
+        assert files.file_digest(tmp_path / name, 10) is None
+
+
+def test_files_are_not_written_through_links_left_behind(tmp_path):
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "a.json.tmp").symlink_to(tmp_path / "other")
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    assert files.read_json(tmp_path / "a.json") == {"x": 1}
+    assert (tmp_path / "other").read_text() == "precious"
+
+
+def test_an_empty_folder_in_place_of_a_file_gives_way(tmp_path):
+    (tmp_path / "a").mkdir()
+    files.write_bytes(tmp_path / "a", b"data")
+    assert (tmp_path / "a").read_bytes() == b"data"
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    with pytest.raises(OSError):
+        files.write_bytes(tmp_path / "b", b"data")
+    assert [x.name for x in tmp_path.iterdir() if x.suffix == ".tmp"] == []
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

@@ -10,11 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import extremes
 import pytest
-from absl import app, flags
+from faults import extremes
 
-from experiments import train
+from rlx2_jax.cli import main
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 5.0  # seconds of work, without the import of the package
@@ -25,30 +24,20 @@ PATIENCE = 90.0  # seconds by the clock, on a machine that does other things as 
 def dry_run(capsys, monkeypatch, tmp_path):
     """`dry_run(args)` gives the outcome (`accepted`, `flag`, `setting`) and its message."""
     monkeypatch.chdir(tmp_path)
-    saved = flags.FLAGS.flag_values_dict()
 
     def run(args: list[str]) -> tuple[str, str]:
-        flags.FLAGS.unparse_flags()
-        for name in flags.FLAGS:
-            flags.FLAGS[name].unparse()
         begun, worked = time.perf_counter(), time.process_time()
-        try:
-            code = train.main(flags.FLAGS(["train", *args, "--dry_run"]))
-        except (flags.Error, app.UsageError) as error:  # app.run prints these with the usage
-            capsys.readouterr()
-            return "flag", str(error)
+        code = main.run("train", [*args, "--dry_run"])
         assert time.process_time() - worked < LIMIT
         assert time.perf_counter() - begun < PATIENCE
         out, err = capsys.readouterr()
         if code == 0:
             assert "lanes in" in out
             return "accepted", out
-        assert code == 2 and err.startswith("error: "), (code, err)
-        return "setting", err
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, (code, err)
+        return "flag" if "--help lists the flags" in err else "setting", err
 
-    yield run
-    for name, value in saved.items():
-        flags.FLAGS[name].value = value
+    return run
 
 
 def check(dry_run, commands) -> dict[str, list[list[str]]]:
@@ -106,7 +95,7 @@ def test_some_extremes_as_commands():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for args in (["--helpshort"], *extremes.combinations(20, seed=3)):
         begun, worked = time.monotonic(), _work_of_children()
-        command = [sys.executable, "-m", "experiments.train", *args, "--dry_run"]
+        command = [sys.executable, "-m", "rlx2_jax", "train", *args, "--dry_run"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
         assert "Traceback" not in done.stderr, (args, done.stderr)
         assert done.returncode in (0, 1, 2), (args, done.stderr)

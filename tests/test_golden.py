@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlx2_jax import config, masks, optimize, sac, td3, topology
+from rlx2_jax import config
+from rlx2_jax.agents import sac, td3
+from rlx2_jax.networks import optimize
+from rlx2_jax.sparse import masks, topology
 from rlx2_jax.types import Batch, Network
 
 pytestmark = pytest.mark.fast
@@ -60,15 +63,17 @@ def _mask(data, prefix, first):
 def _network(data, step, name):
     """The network `name` of the golden trajectory at `step`, with no moments yet."""
     at = f"step{step}/{name}"
-    firsts = {"q1": 1, "q2": 4} if name == "critic" else None
+    members = 2 if name == "critic" else None
 
     def read(reader, prefix, offset):
-        if firsts is None:
+        if members is None:
             return reader(data, prefix, 1 + offset)
-        return {q: reader(data, prefix, first + offset) for q, first in firsts.items()}
+        twins = [reader(data, prefix, first + offset) for first in (1, 4)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *twins)
 
     target = read(_mlp, f"{at}_target", 0) if f"{at}_target/l1.weight" in data else None
-    return optimize.init(read(_mlp, at, 0), read(_mask, f"{at}_mask", -1), target=target)
+    params, masks = read(_mlp, at, 0), read(_mask, f"{at}_mask", -1)
+    return optimize.init(params, masks, target=target, members=members)
 
 
 def _batch(data, t):

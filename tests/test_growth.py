@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import equations, jit, largest_array
 
-from rlx2_jax import growth, topology
+from rlx2_jax.sparse import growth, topology
 
 pytestmark = pytest.mark.fast
 

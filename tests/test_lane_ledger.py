@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlx2_jax import config
-from rlx2_jax.accounting import Ledger, ledger, overall_sparsity
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.runtime.run import lane_ledger
+from rlx2_jax.sparse.accounting import Ledger, ledger, overall_sparsity
+from rlx2_jax.training.run import lane_ledger
 
 pytestmark = pytest.mark.fast
 

@@ -7,8 +7,8 @@ import pytest
 
 from rlx2_jax import config, envs, networks
 from rlx2_jax.envs.probes import PROBES
-from rlx2_jax.runtime import bridge
-from rlx2_jax.runtime.loop import DeviceLoop, HostLoop
+from rlx2_jax.training import host_callback
+from rlx2_jax.training.loop import DeviceLoop, HostLoop
 
 GAMMA = 0.9
 PROBE = "rlx2_jax/Truncation-v0"
@@ -60,8 +60,9 @@ def q_of(loop, lane: int, observations) -> np.ndarray:
     per = states[0].seed.shape[0]
     agent = jax.tree.map(lambda x: x[lane % per], states[lane // per].agent)
     obs = jnp.asarray(observations, jnp.float32)[:, None]
-    action = networks.policy(agent.actor.params, obs)
-    return np.asarray(jnp.minimum(*networks.q_values(agent.critic.params, obs, action)))
+    action = networks.policy(networks.online(agent.actor), obs)
+    q = networks.q_values(networks.online(agent.critic), obs, action)
+    return np.asarray(networks.minimum(q))
 
 
 @pytest.mark.parametrize("name", [PROBE, FINAL])
@@ -129,7 +130,7 @@ def pendulums(count: int = 4, **options) -> HostLoop:
 @pytest.fixture(scope="module")
 def whole():
     """The states after 150 steps without a stop."""
-    if not bridge.available():
+    if not host_callback.available():
         pytest.skip("no kernel library: no program asks the host")
     loop = pendulums()
     loop.advance(150, never)
@@ -194,15 +195,15 @@ def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
 
 
 def test_slots_are_given_back_and_an_empty_one_is_refused(whole):
-    free = len(bridge._free_slots())
+    free = len(host_callback._free_slots())
     loop = pendulums()
-    assert len(bridge._free_slots()) == free - 2
+    assert len(host_callback._free_slots()) == free - 2
     assert loop._asking
     slot = loop._asking.bridges[0].slot
     loop.close()
     loop.close()
-    assert len(bridge._free_slots()) == free
-    ask = jax.jit(lambda slot: bridge._ask(slot, jnp.zeros((2, 1, 1)), 4)[1])
+    assert len(host_callback._free_slots()) == free
+    ask = jax.jit(lambda slot: host_callback._ask(slot, jnp.zeros((2, 1, 1)), 4)[1])
     for nobody in (slot, -1, 10**6):
         with pytest.raises(Exception, match="nobody answers"):
             jax.block_until_ready(ask(jnp.int32(nobody)))

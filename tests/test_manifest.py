@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from rlx2_jax.files import Damaged
-from rlx2_jax.runtime import manifest
+from rlx2_jax.training import manifest
+from rlx2_jax.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.fast
 
@@ -51,3 +52,26 @@ def test_paths_stay_in_the_run_directory(kind, field, path):
     meta[kind][0][field] = path
     with pytest.raises(Damaged, match="not a file of this run"):
         manifest.check(meta)
+
+
+def test_other_files_behind_links_are_left_alone(tmp_path):
+    other = tmp_path / "other"
+    names = ("letter.txt", "rows.npy", "5.txt", "a.tmp", "7", "data")
+    for name in names:
+        (other / name).parent.mkdir(exist_ok=True)
+        (other / name).write_text("precious")
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("states", "data"):
+        (run / "checkpoints" / name).symlink_to(other)
+    for name in ("evaluations.csv", "metrics.csv"):
+        (run / name).symlink_to(other / "letter.txt")
+    (other / "rows-0-0-data-0-4.npy").write_text("left behind")
+    (other / "40.tmp").mkdir()
+    store = Checkpoints(run / "checkpoints")
+    (other / "7").unlink()  # would count as a checkpoint that cannot be read
+    store.clean()
+    assert store.restore_log(None, run / "evaluations.csv", print) == 0
+    assert {x.name for x in other.iterdir()} == {*names} - {"7"}
+    assert all(x.read_text() == "precious" for x in other.iterdir())
+    assert not (run / "evaluations.csv").exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from programs import jit
 
-from rlx2_jax import masks
+from rlx2_jax.sparse import masks
 
 pytestmark = pytest.mark.fast
 

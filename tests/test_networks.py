@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from lanes import quick
 
-from rlx2_jax import masks, networks
+from rlx2_jax import networks
+from rlx2_jax.networks import masked
+from rlx2_jax.sparse import masks
 
 pytestmark = pytest.mark.fast
 DEPTHS = [(5, 3), (5, 8, 6, 3), (7, 6, 5, 4, 3, 2)]
 init = quick(networks.init, static_argnames=("sizes", "scheme", "width"))
-mlp, policy = quick(networks.mlp), quick(networks.policy)
+mlp = quick(lambda params, x: masked.bind(params)(x))
+policy = quick(lambda params, x: networks.policy(masked.bind(params), x))
 KEY = jax.random.key(0)
 
 
@@ -127,16 +130,17 @@ def test_critics(lead):
     rng = np.random.default_rng(1)
     obs, action = (rng.normal(size=(*lead, d)).astype(np.float32) for d in (3, 2))
     both = np.concatenate([obs, action], -1)
-    one, two = networks.q_values({"q1": q1, "q2": q2}, jnp.asarray(obs), jnp.asarray(action))
+    twins = masked.bind(jax.tree.map(lambda *x: jnp.stack(x), q1, q2), members=2)
+    one, two = networks.q_values(twins, jnp.asarray(obs), jnp.asarray(action))
     np.testing.assert_allclose(one, numpy_mlp(q1, both)[..., 0], atol=1e-5)
     np.testing.assert_allclose(two, numpy_mlp(q2, both)[..., 0], atol=1e-5)
-    first = networks.q_value({"q1": q1, "q2": q2}, jnp.asarray(obs), jnp.asarray(action))
+    first = networks.q_value(twins, jnp.asarray(obs), jnp.asarray(action))
     np.testing.assert_array_equal(first, one)
 
 
-def gaussian_of(mean: float, raw: float) -> dict:
+def gaussian_of(mean: float, raw: float) -> masked.Bound:
     """A policy of one action dimension with the given outputs, whatever it sees."""
-    return {"Dense_0": {"kernel": jnp.zeros((2, 2)), "bias": jnp.array([mean, raw])}}
+    return masked.bind({"Dense_0": {"kernel": jnp.zeros((2, 2)), "bias": jnp.array([mean, raw])}})
 
 
 def test_log_sigma_range():
@@ -172,11 +176,13 @@ def test_log_prob_is_the_sum_over_dimensions_and_stays_finite():
     u = mean + np.exp(log_std) * noise
     normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     expected = (normal - np.log(1.0 - np.tanh(u) ** 2)).sum(-1)
-    action, got = networks.squashed_sample(params, jnp.asarray(obs), jnp.asarray(noise))
+    action, got = networks.squashed_sample(
+        masked.bind(params), jnp.asarray(obs), jnp.asarray(noise)
+    )
     assert action.shape == (2, 5, 2)
     np.testing.assert_allclose(got, expected, atol=1e-4)
     np.testing.assert_allclose(
-        networks.squashed_mean(params, jnp.asarray(obs)), np.tanh(mean), atol=1e-5
+        networks.squashed_mean(masked.bind(params), jnp.asarray(obs)), np.tanh(mean), atol=1e-5
     )
 
     def far(u: float) -> jax.Array:  # where 1 - tanh² u is 0 in float32

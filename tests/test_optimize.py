@@ -9,7 +9,8 @@ import optax
 import pytest
 from programs import jit, places, unconditional
 
-from rlx2_jax import masks, optimize, topology
+from rlx2_jax.networks import optimize
+from rlx2_jax.sparse import masks, topology
 from rlx2_jax.types import Network
 
 pytestmark = pytest.mark.fast

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import presets_page
-from rlx2_jax import checks, config, lane
+from rlx2_jax import checks, config
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.options import NEVER, Option
+from rlx2_jax.training import lane
 
 pytestmark = pytest.mark.fast
 

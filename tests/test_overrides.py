@@ -17,9 +17,9 @@ from rlx2_jax import envs, files
 from rlx2_jax.config import METHODS, Config
 from rlx2_jax.option_table import CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER, Option
-from rlx2_jax.runtime import lane_product, launch
-from rlx2_jax.runtime.run import RunError
-from rlx2_jax.runtime.settings import SettingError
+from rlx2_jax.training import lane_product, launch
+from rlx2_jax.training.run import RunError
+from rlx2_jax.training.settings import SettingError
 
 pytestmark = pytest.mark.fast
 
@@ -58,6 +58,8 @@ def sample(option: Option) -> Any:
     """A value that is neither the default nor any suite's."""
     if option.name == "hidden":
         return [24, 24]
+    if option.name in ("critics", "critic_subset"):
+        return {"critics": 5, "critic_subset": 1}[option.name]
     kinds = {"choice": tuple(option.allowed)[-1:], "bool": (not option.default,), "int": (30_000,)}
     return kinds.get(option.kind, (0.15,))[0]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import performance
+from benchmarks import performance
 
 pytestmark = pytest.mark.fast
 

@@ -11,7 +11,7 @@ from experiments import publish
 from rlx2_jax import files
 from rlx2_jax.config import Lane
 from rlx2_jax.export import compiled, folder, npz
-from rlx2_jax.runtime import weights
+from rlx2_jax.training import weights
 
 pytestmark = pytest.mark.fast
 

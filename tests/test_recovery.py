@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import logging as python_logging
 import os
 import shlex
 import shutil
@@ -16,11 +17,11 @@ from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
 from rlx2_jax import files
-from rlx2_jax.runtime import checkpoint, fingerprint, guards, logging, run, weights
-from rlx2_jax.runtime import evaluate as evaluation
-from rlx2_jax.runtime import execute as execution
-from rlx2_jax.runtime.group import LaneFailure
-from rlx2_jax.runtime.run import RunError
+from rlx2_jax.training import checkpoint, fingerprint, guards, logging, run, weights
+from rlx2_jax.training import evaluate as evaluation
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.run import RunError
 
 LOGS = ("evaluations.csv", "metrics.csv")
 
@@ -157,6 +158,36 @@ def test_deleted_checkpoints_are_not_silently_begun_again(whole, stopped, tmp_pa
         resume(directory)
     resume(directory, restart=True)
     same(directory, whole)
+
+
+def test_a_run_that_never_saved_a_checkpoint_begins_again(whole, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "_save_rows", _full_disk)
+        stop_after(patch, 200)
+        with pytest.raises(guards.Stopped):
+            execution.execute(small_run(chunk=2), tmp_path, progress=False)
+    assert rows(tmp_path / "metrics.csv") and not list(tmp_path.glob("checkpoints/states/*"))
+    _, said = resume(tmp_path)
+    assert any("had not saved a checkpoint yet: it begins again" in line for line in said)
+    same(tmp_path, whole)
+    assert not (tmp_path / "checkpoints" / "none-yet").exists()
+
+
+def _full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.fast
+def test_tracebacks_of_failed_writes_that_orbax_logs_are_kept_back():
+    def news(path: str, error: Exception | None) -> bool:
+        info = (type(error), error, None) if error else None
+        record = python_logging.LogRecord("absl", 40, path, 1, "failed", None, info)
+        return checkpoint._is_news(record)
+
+    assert not news("/x/orbax/checkpoint/_src/futures/future.py", OSError(28, "No space left"))
+    assert not news("/x/asyncio/events.py", ValueError("in OCDBT"))
+    assert news("/x/orbax/checkpoint/_src/futures/future.py", None)
+    assert news("/x/experiments/train.py", OSError(28, "No space left"))
 
 
 def test_unreadable_checkpoints_are_refused(stopped, tmp_path):
@@ -338,10 +369,27 @@ def test_a_disk_that_stays_full_is_told_at_the_end(whole, tmp_path, monkeypatch)
             write(self)
 
         patch.setattr(files.Log, "_write", full)
-        with pytest.raises(execution.Unwritten, match=r"refused metrics\.csv, summary\.json"):
+        with pytest.raises(
+            execution.Unwritten, match=r"metrics\.csv, summary\.json could not be written"
+        ):
             execution.execute(small_run(chunk=2), tmp_path, say=print, progress=False)
     assert not (tmp_path / "summary.json").exists()
     resume(tmp_path)
+    same(tmp_path, whole)
+
+
+def test_closing_files_are_tried_again_at_once(whole, tmp_path, monkeypatch):
+    write, refused = files.write_blocks, []
+
+    def failing(path, blocks):
+        if path.name in ("curves.png", "summary.json") and path.name not in refused:
+            refused.append(path.name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write(path, blocks)
+
+    monkeypatch.setattr(files, "write_blocks", failing)
+    execution.execute(small_run(chunk=2), tmp_path, say=print, progress=False)
+    assert refused == ["curves.png", "summary.json"]
     same(tmp_path, whole)
 
 

@@ -10,14 +10,14 @@ pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parent.parent
 # Algorithms in order: topology evolution, efficient link growing, buffer, RLx2-TD3, RLx2-SAC.
 ALGORITHMS = {
-    "topology": {1},
-    "sparse_optimizer": {1},
-    "linked": {1},
-    "growth": {2},
-    "buffer": {3},
-    "td3": {4},
-    "sac": {5},
-    "returns": {4, 5},
+    "sparse/topology": {1},
+    "sparse/optimizer": {1},
+    "sparse/compact_topology": {1},
+    "sparse/growth": {2},
+    "replay/buffer": {3},
+    "agents/td3": {4},
+    "agents/sac": {5},
+    "replay/returns": {4, 5},
 }
 LAST = {"algorithm": 5, "table": 14, "figure": 14, "equation": 9}  # 9: the last before appendix C
 LAST_LINE = {1: 13, 2: 16, 3: 19, 4: 25, 5: 24}
@@ -45,7 +45,7 @@ def test_numbers_exist_in_the_paper() -> None:
             assert int(first) <= int(last or first) <= LAST_LINE[int(number)], path.name
     assert (
         "D(B, φ) of the oldest K transitions (equation 6)"
-        in (ROOT / "rlx2_jax" / "buffer.py").read_text()
+        in (ROOT / "rlx2_jax" / "replay" / "buffer.py").read_text()
     )
 
 

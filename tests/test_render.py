@@ -4,8 +4,8 @@ import imageio.v3 as images
 import numpy as np
 import pytest
 
-from experiments import render
-from rlx2_jax.runtime.run import RunError
+from rlx2_jax.cli import render
+from rlx2_jax.training.run import RunError
 
 pytestmark = pytest.mark.fast
 

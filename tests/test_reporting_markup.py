@@ -13,13 +13,13 @@ import pytest
 import report_logs as logs
 
 from experiments import report
-from experiments.reporting import markup
 from experiments.reporting.exhibits import Section
 from experiments.reporting.figures import Absent
-from experiments.reporting.markup import Html, tag
 from experiments.reporting.page import page
-from experiments.reporting.tables import Column, Table
 from experiments.reporting.write import _markdown
+from rlx2_jax.reporting import markup
+from rlx2_jax.reporting.markup import Html, tag
+from rlx2_jax.reporting.tables import Column, Table
 
 HOSTILE = [
     "<script>alert(1)<\\script>",  # a directory's name has no slash

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import report_logs as logs
 
-from experiments.reporting import csvlog, provenance, results
+from experiments.reporting import provenance, results
 from experiments.reporting.exhibits import EXHIBITS
+from rlx2_jax.reporting import csvlog
 
 pytestmark = pytest.mark.fast
 

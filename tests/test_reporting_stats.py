@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.reporting import results, stats
-from rlx2_jax.runtime import evaluate
+from rlx2_jax.training import evaluate
 
 pytestmark = pytest.mark.fast
 

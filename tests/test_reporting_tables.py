@@ -10,10 +10,11 @@ import pytest
 import report_logs as logs
 
 from experiments import paper
-from experiments.reporting import exhibits, ledgers, percent, results, tables
+from experiments.reporting import exhibits, ledgers, percent, results
 from experiments.reporting.exhibits import EXHIBITS
 from experiments.reporting.figures import Absent
-from experiments.reporting.tables import Column, Table, Value
+from rlx2_jax.reporting import tables
+from rlx2_jax.reporting.tables import Column, Table, Value
 
 pytestmark = pytest.mark.fast
 

@@ -11,8 +11,8 @@ from small_runs import small_run
 from experiments import collect, reproduce
 from experiments.reproduce import judge, read_record
 from rlx2_jax import files
-from rlx2_jax.runtime import execute, fingerprint
-from rlx2_jax.runtime.run import RunError
+from rlx2_jax.training import execute, fingerprint
+from rlx2_jax.training.run import RunError
 
 UNTIL = 120  # steps, of which 80 have an update
 OTHER = {"processor": "another CPU"}

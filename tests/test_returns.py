@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlx2_jax import returns
+from rlx2_jax.replay import returns
 
 pytestmark = pytest.mark.fast
 GAMMA = 0.9

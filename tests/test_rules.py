@@ -10,7 +10,10 @@ import pytest
 from lanes import stack
 from programs import jit
 
-from rlx2_jax import config, forms, masks, optimize, rules, sparsify, td3, topology
+from rlx2_jax import config, sparsify
+from rlx2_jax.agents import td3
+from rlx2_jax.networks import convert, optimize
+from rlx2_jax.sparse import masks, rules, topology
 from rlx2_jax.types import Batch
 
 pytestmark = pytest.mark.fast
@@ -118,15 +121,15 @@ def test_every_rule_chooses_the_same_links_in_both_forms_and_in_mixed_lanes(lone
         step = jit(jax.vmap(update, (0, 0, None)))
         for count in map(jnp.int32, (1, 2)):
             state = step(state, hypers, count)
-        critic = jit(jax.vmap(forms.to_masked))(state.critic)
+        critic = jit(jax.vmap(convert.to_masked))(state.critic)
         chosen[form] = jax.device_get(jax.tree.leaves(critic.masks))
     for one, two in zip(*chosen.values()):
         np.testing.assert_array_equal(one, two)
-    kernels = [x for x in chosen["masked"] if x.ndim == 3]
+    kernels = [x for x in chosen["masked"] if x.ndim == 4]  # [lanes, critics, in, out]
     bits = {np.concatenate([k[i].ravel() for k in kernels]).tobytes() for i in range(len(pairs))}
     assert len(bits) == len(pairs)  # no two pairs of rules agree
     for kernel in kernels:
-        assert len(set(kernel.sum(axis=(1, 2)).tolist())) == 1
+        assert len(set(kernel.sum(axis=(2, 3)).ravel().tolist())) == 1
 
 
 @pytest.mark.parametrize("drop", rules.DROP)

@@ -26,7 +26,8 @@ from lanes import (
     windows,
 )
 
-from rlx2_jax import config, networks, sac
+from rlx2_jax import config, networks
+from rlx2_jax.agents import sac
 from rlx2_jax.types import Batch
 
 # The intervals are not the paper's 1 and 1, on purpose: they are apart.
@@ -235,7 +236,9 @@ def test_exploration():
     state, hyper = prepared(CFG)
     obs, act = jax.random.normal(jax.random.key(1), (200, 4)), quick(sac.act, static_argnums=3)
     action, mean = act(state, obs, jax.random.key(2), CFG, hyper)
-    np.testing.assert_allclose(mean, networks.squashed_mean(state.actor.params, obs), atol=1e-12)
+    np.testing.assert_allclose(
+        mean, networks.squashed_mean(networks.online(state.actor), obs), atol=1e-12
+    )
     assert float(jnp.abs(action).max()) <= 1.0 and float(jnp.abs(action - mean).mean()) > 0.01
     bug = dataclasses.replace(CFG, exploration="mean")
     assert_equal(*act(state, obs, jax.random.key(2), bug, hyper))
@@ -295,11 +298,11 @@ def test_learns_a_known_answer():
     state, _ = train(state, hyper, jax.random.key(1), batches)
     assert_on_mask(state.actor)
     assert_on_mask(state.critic)
-    best = networks.squashed_mean(state.actor.params, jnp.ones(4))
+    best = networks.squashed_mean(networks.online(state.actor), jnp.ones(4))
     assert float(best[0]) == pytest.approx(0.5, abs=0.15)
     actions = jnp.array([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0], [0.9, 0.0]])
-    q = networks.q_value(state.critic.params, jnp.ones((4, 4)), actions)
+    q = networks.q_value(networks.online(state.critic), jnp.ones((4, 4)), actions)
     np.testing.assert_allclose(q, 1.0 - (actions[:, 0] - 0.5) ** 2, atol=0.1)
     noise = jax.random.normal(jax.random.key(2), (4000, 2))
-    _, log_prob = networks.squashed_sample(state.actor.params, jnp.ones((4000, 4)), noise)
+    _, log_prob = networks.squashed_sample(networks.online(state.actor), jnp.ones((4000, 4)), noise)
     assert float(-log_prob.mean()) == pytest.approx(0.6, abs=0.2)

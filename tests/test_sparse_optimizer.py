@@ -10,8 +10,9 @@ import optax
 import pytest
 from programs import jit, places
 
-from rlx2_jax import masks, optimize, topology
-from rlx2_jax.sparse_optimizer import METHODS, SparsifyState, get_masks, sparsify
+from rlx2_jax.networks import optimize
+from rlx2_jax.sparse import masks, topology
+from rlx2_jax.sparse.optimizer import METHODS, SparsifyState, get_masks, sparsify
 
 pytestmark = pytest.mark.fast
 

@@ -7,7 +7,7 @@ import pytest
 from experiments import paper, suites
 from experiments.suites import base
 from rlx2_jax import config
-from rlx2_jax.runtime import launch
+from rlx2_jax.training import launch
 
 pytestmark = pytest.mark.fast
 

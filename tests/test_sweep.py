@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import cloning, play, publish, suites, sweep
+from experiments import cloning, publish, suites, sweep
 from rlx2_jax import envs, files
+from rlx2_jax.cli import evaluate
 from rlx2_jax.config import Lane
 from rlx2_jax.export import folder
-from rlx2_jax.runtime import guards, launch, weights
-from rlx2_jax.runtime.run import RunError
+from rlx2_jax.training import execute, guards, launch, weights
+from rlx2_jax.training.run import RunError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
 
@@ -48,6 +50,37 @@ def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
     assert capsys.readouterr().err.count("finished before") == 5
 
 
+def test_damaged_results_of_finished_units_are_restored(toy, tmp_path, capsys):
+    shutil.copytree(toy, tmp_path / "copy")
+    folder = tmp_path / "copy" / "toy" / "inverted-pendulum-ss"
+    (folder / "curves.png").write_bytes(b"")
+    (folder / "final" / "lane-0.npz").unlink()
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    for name in ("initial/lane-0.npz", "metrics.csv"):
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+    with (folder / "evaluations.csv").open("a") as file:
+        file.write("9,rlx2,0,1\n")
+    assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, tmp_path / "copy") == 0
+    told = capsys.readouterr().err
+    names = (
+        "config.json",
+        "metrics.csv",
+        "evaluations.csv",
+        "initial/lane-0.npz",
+        "final/lane-0.npz",
+    )
+    assert f"but {', '.join([*names, 'curves.png'])} is missing or damaged" in told
+    assert told.count("finished before") == 4
+    for name in names:
+        assert (folder / name).read_bytes() == (toy / "toy" / folder.name / name).read_bytes()
+    assert not execute.damaged(folder)
+    shutil.rmtree(folder / "checkpoints")  # to save space: nothing to compare with
+    assert not execute.damaged(folder)
+
+
 def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
     made = publish.publish_all([toy], tmp_path, count=3, say=lambda text: None)
     assert [path.name for path in made] == ["invertedpendulum"]
@@ -58,7 +91,8 @@ def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
     assert about["final_score"] == max(scores)
     last = (toy / about["unit"] / "evaluations.csv").read_text().splitlines()[-1]
     assert about["weights"].startswith(last.split(",")[-1])
-    assert play.play(folder.read(made[0]), range(3), say=lambda text: None)
+    subject = evaluate.of_published(folder.read(made[0]))
+    assert evaluate.play(subject, range(3), say=lambda text: None)
 
 
 def test_another_budget_in_the_same_directory_is_refused(toy):

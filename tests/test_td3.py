@@ -25,7 +25,8 @@ from lanes import (
     windows,
 )
 
-from rlx2_jax import config, networks, td3
+from rlx2_jax import config, networks
+from rlx2_jax.agents import td3
 from rlx2_jax.types import Batch
 
 # The target interval is not d, on purpose: the two are apart.
@@ -170,7 +171,7 @@ def test_update_equals_plain_numpy():
 def test_guided_by_an_expert():
     """RigL+Q*: the critic regresses to the expert's Q, and the actor climbs it."""
     state, hyper = prepared("rigl")
-    expert = td3.init(jax.random.key(4), CFG, config.Lane(method="dense")).critic.params
+    expert = networks.online(td3.init(jax.random.key(4), CFG, config.Lane(method="dense")).critic)
     count = 8
     t = jnp.int32(count)  # a constant, not an argument: a smaller program
     guided = quick(
@@ -179,7 +180,7 @@ def test_guided_by_an_expert():
     batch = windows(0, 16)
     new, metrics = guided(state, batch)
     actor, critic, loss, y = numpy_update(
-        state, batch, count, hyper, jax.tree.map(np.asarray, expert)
+        state, batch, count, hyper, jax.tree.map(np.asarray, expert.params)
     )
     actor.assert_like(new.actor, "actor")
     critic.assert_like(new.critic, "critic")
@@ -210,7 +211,7 @@ def test_target_smoothing_is_clipped():
         actor["Dense_1"]["bias"] = jnp.full(2, bias)
         state = td3.State(
             start.actor._replace(target=actor),
-            start.critic._replace(target={"q1": critic, "q2": critic}),
+            start.critic._replace(target=jax.tree.map(lambda x: jnp.stack([x, x]), critic)),
         )
         keys = jax.random.split(jax.random.key(1), 4096)
         return jax.vmap(
@@ -232,7 +233,7 @@ def test_exploration():
     obs, act = jax.random.normal(jax.random.key(1), (4000, 4)), quick(td3.act, static_argnums=3)
     hyper = config.hyper(CFG, config.Lane(exploration_noise=0.3))
     action, mean = act(state, obs, jax.random.key(2), CFG, hyper)
-    np.testing.assert_allclose(mean, networks.policy(state.actor.params, obs), atol=1e-12)
+    np.testing.assert_allclose(mean, networks.policy(networks.online(state.actor), obs), atol=1e-12)
     noise = np.asarray(action - mean)
     assert noise.std() == pytest.approx(0.3, rel=0.05) and abs(noise.mean()) < 0.02
     far = jax.tree.map(lambda x: x + 3.0, state.actor.params)
@@ -298,8 +299,8 @@ def test_learns_a_known_answer():
     )
     assert_on_mask(state.actor)
     assert_on_mask(state.critic)
-    best = networks.policy(state.actor.params, jnp.ones(4))[0]
+    best = networks.policy(networks.online(state.actor), jnp.ones(4))[0]
     assert float(best) == pytest.approx(0.5, abs=0.15)
     actions = jnp.array([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0], [0.9, 0.0]])
-    q = networks.q_value(state.critic.params, jnp.ones((4, 4)), actions)
+    q = networks.q_value(networks.online(state.critic), jnp.ones((4, 4)), actions)
     np.testing.assert_allclose(q, 2.0 - (actions[:, 0] - 0.5) ** 2, atol=0.1)

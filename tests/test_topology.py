@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from programs import jit
 
-import rlx2_jax
-from rlx2_jax import masks, topology
+from rlx2_jax.sparse import masks, topology
 
 pytestmark = pytest.mark.fast
 
@@ -275,9 +274,3 @@ def test_errors():
         topology.evolve(w, {"v": mask["w"]}, w, 0.5)
     with pytest.raises(ValueError, match=r"grow_scores\['w'\] \(3, 2\)"):
         topology.evolve(w, mask, {"w": jnp.ones((3, 2))}, 0.5)
-
-
-def test_sparsify_is_a_name_of_this_module():
-    assert topology.sparsify is rlx2_jax.sparsify
-    with pytest.raises(AttributeError, match="no attribute 'sparsity'"):
-        topology.sparsity  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

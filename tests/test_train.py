@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from experiments import setting_flags, train
-from rlx2_jax.config import Config, Lane
-from rlx2_jax.runtime import lane_product, launch
-from rlx2_jax.runtime.settings import SettingError
+from rlx2_jax.cli import setting_flags, train
+from rlx2_jax.config import METHODS, Config, Lane
+from rlx2_jax.training import lane_product, launch
+from rlx2_jax.training.settings import SettingError
 
 pytestmark = pytest.mark.fast
 
@@ -17,18 +17,14 @@ pytestmark = pytest.mark.fast
 @pytest.fixture
 def parse():
     """Flag values as a command line would give them."""
-    saved = flags.FLAGS.flag_values_dict()
 
     def values(*args: str):
-        flags.FLAGS.unparse_flags()
-        for name in flags.FLAGS:
-            flags.FLAGS[name].unparse()
-        flags.FLAGS(["train", *args])
-        return train.flag_values()
+        given = flags.FlagValues()
+        train.define_flags(given)
+        given(["train", *args])
+        return train.flag_values(given)
 
-    yield values
-    for name, value in saved.items():
-        flags.FLAGS[name].value = value
+    return values
 
 
 def test_lanes_are_the_product_of_lists_and_seeds(parse):
@@ -51,7 +47,7 @@ def test_paper_sparsities(parse):
     values = parse("--env=Walker2d-v5", "--algo=sac", "--paper_sparsity")
     (lane,) = train.swept_lanes(values)
     assert (lane.actor_sparsity, lane.critic_sparsity) == (0.9, 0.9)
-    with pytest.raises(SettingError, match="no sparsities for Swimmer-v5"):
+    with pytest.raises(ValueError, match="no sparsities for Swimmer-v5"):
         train.swept_lanes(parse("--env=Swimmer-v5", "--paper_sparsity"))
     with pytest.raises(SettingError, match="contradict"):
         train.swept_lanes(parse("--env=Hopper-v5", "--paper_sparsity", "--actor_sparsity=0.5"))
@@ -190,6 +186,13 @@ def test_dry_run_tells_lanes_memory_and_disk(parse):
 def test_mistakes_are_found_before_anything_runs(parse, args, message):
     with pytest.raises((ValueError, flags.Error), match=message):
         train.make_run(parse(*args))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_run_alone(parse, method):
+    """The memory estimate of a run uses the rules of its own lanes."""
+    text = launch.describe(train.make_run(parse("--env=Hopper-v5", f"--method={method}")))
+    assert "memory: " in text
 
 
 def test_the_directory_is_checked_before_the_start(parse, tmp_path):

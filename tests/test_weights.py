@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlx2_jax import config
-from rlx2_jax.lane import Outcome
-from rlx2_jax.runtime import weights
-from rlx2_jax.runtime.program import Program, unstack
+from rlx2_jax.training import weights
+from rlx2_jax.training.lane import Outcome
+from rlx2_jax.training.program import Program, unstack
 
 CFG = config.make(
     "td3",

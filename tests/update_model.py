@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from rlx2_jax.topology import Schedule
+from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Network
 
 Tree = Any
@@ -29,7 +29,8 @@ def mlp(params: Tree, x: np.ndarray) -> np.ndarray:
 def q_values(params: Tree, obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both critics."""
     x = np.concatenate([obs, action], axis=-1)
-    return mlp(params["q1"], x)[..., 0], mlp(params["q2"], x)[..., 0]
+    q1, q2 = ({k: {n: v[i] for n, v in w.items()} for k, w in params.items()} for i in (0, 1))
+    return mlp(q1, x)[..., 0], mlp(q2, x)[..., 0]
 
 
 def n_step(
@@ -73,12 +74,15 @@ class Model:
     nu: Tree
     count: int
     target: Tree
+    members: int | None = None
 
     @classmethod
     def of(cls, network: Network) -> "Model":
         network = jax.tree.map(np.asarray, network)
         m = network.moments
-        return cls(network.params, network.masks, m.mu, m.nu, int(m.count), network.target)
+        return cls(
+            network.params, network.masks, m.mu, m.nu, int(m.count), network.target, network.members
+        )
 
     def step(self, grads: Tree, count: int, schedule: Schedule, lr: float, scores: Tree) -> None:
         """Adam on live links; at a mask update drop the smallest, grow by |score| instead."""
@@ -114,7 +118,13 @@ class Model:
             kept[np.argsort(-free, kind="stable")[:k]] = True
             return kept.reshape(mask.shape)
 
-        new = jax.tree.map(layer, self.params, self.masks, scores)
+        def each(*leaves: np.ndarray) -> np.ndarray:
+            """Members of an ensemble evolve on their own."""
+            if self.members is None:
+                return layer(*leaves)
+            return np.stack([layer(*member) for member in zip(*leaves)])
+
+        new = jax.tree.map(each, self.params, self.masks, scores)
         stay = jax.tree.map(np.logical_and, new, self.masks)
         for field in ("params", "mu", "nu", "target"):
             tree = getattr(self, field)
@@ -157,10 +167,11 @@ def warm(network: Network, seed: int) -> Network:
     """The network with moments as after ten steps (Adam is then smooth in the gradient, and
     differences are good enough to compare with) and a target that has fallen behind."""
     rng = np.random.default_rng(seed)
-    mu = jax.tree.map(lambda p, m: 1e-2 * rng.normal(size=p.shape) * m, *network[:2])
-    nu = jax.tree.map(lambda p, m: 1e-2 * rng.uniform(0.5, 1, p.shape) * m, *network[:2])
+    at = (network.params, network.masks)
+    mu = jax.tree.map(lambda p, m: 1e-2 * rng.normal(size=p.shape) * m, *at)
+    nu = jax.tree.map(lambda p, m: 1e-2 * rng.uniform(0.5, 1, p.shape) * m, *at)
     count = np.asarray(10, np.int32)
     target = network.target and jax.tree.map(
-        lambda p, m: (p + 0.1 * rng.normal(size=p.shape)) * m, *network[:2]
+        lambda p, m: (p + 0.1 * rng.normal(size=p.shape)) * m, *at
     )
     return network._replace(moments=optax.ScaleByAdamState(count, mu, nu), target=target)  # type: ignore[arg-type]

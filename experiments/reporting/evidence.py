@@ -11,8 +11,8 @@ from experiments.reporting.maintable import METHODS
 from experiments.reporting.percent import TASKS, Percentages, from_paper
 from experiments.reporting.results import Results, Suite
 from experiments.reporting.stats import Interval
-from experiments.reporting.tables import Cell, Column, Table
 from rlx2_jax import files
+from rlx2_jax.reporting.tables import Cell, Column, Table
 
 ALL = ("dense", *METHODS[::-1])  # rlx2 after dense
 _SECONDS = ("training_seconds", "evaluation_seconds")

@@ -8,9 +8,9 @@ from typing import Any
 from experiments.reporting import ablations, ledgers, maintable, percent, pictures
 from experiments.reporting.panels import Item, curve_panels
 from experiments.reporting.results import Suite
-from experiments.reporting.tables import Table
 from experiments.suites import base
-from rlx2_jax.runtime.evaluate import SCORED
+from rlx2_jax.reporting.tables import Table
+from rlx2_jax.training.evaluate import SCORED
 
 
 @dataclass(frozen=True)

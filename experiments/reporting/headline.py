@@ -5,13 +5,14 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from experiments.reporting import evidence, exhibits, figures, markup, percent, scores
+from experiments.reporting import evidence, exhibits, figures, percent, scores
 from experiments.reporting.figures import Figure, Group
 from experiments.reporting.maintable import METHODS
 from experiments.reporting.panels import groups
 from experiments.reporting.percent import TASKS, from_paper
 from experiments.reporting.results import Results, Suite, Unit
-from experiments.reporting.tables import MARKS, Value, number
+from rlx2_jax.reporting import markup
+from rlx2_jax.reporting.tables import MARKS, Value, number
 
 SHOWN = METHODS[::-1]  # rlx2 first
 PAGE = "results/README.md"

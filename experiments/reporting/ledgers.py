@@ -8,8 +8,8 @@ import numpy as np
 
 from experiments import paper
 from experiments.reporting.scores import label
-from experiments.reporting.tables import Cell, Column, Table
-from rlx2_jax import accounting
+from rlx2_jax.reporting.tables import Cell, Column, Table
+from rlx2_jax.sparse import accounting
 
 HIDDEN = (256, 256)
 N_STEP = {"td3": 3, "sac": 2}

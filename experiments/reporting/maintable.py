@@ -10,8 +10,8 @@ from experiments.reporting.figures import Absent, Figure
 from experiments.reporting.panels import Item, curve_panels
 from experiments.reporting.percent import Percentages, from_paper
 from experiments.reporting.results import Suite
-from experiments.reporting.tables import Cell, Column, Table
-from rlx2_jax import accounting
+from rlx2_jax.reporting.tables import Cell, Column, Table
+from rlx2_jax.sparse import accounting
 
 METHODS = ("tiny", "ss", "set", "rigl", "rlx2")
 

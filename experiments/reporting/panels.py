@@ -5,7 +5,7 @@ from functools import partial
 from experiments.reporting import figures, scores
 from experiments.reporting.figures import Absent, Figure, Group
 from experiments.reporting.results import Lane, Suite, Unit
-from experiments.reporting.tables import Table
+from rlx2_jax.reporting.tables import Table
 
 Item = Table | Figure | Absent
 

@@ -9,8 +9,8 @@ from experiments import paper
 from experiments.reporting import stats
 from experiments.reporting.results import Lane, Suite, Unit
 from experiments.reporting.scores import Scale, average, label
-from experiments.reporting.tables import Cell, Column, Table, Value
-from rlx2_jax import accounting
+from rlx2_jax.reporting.tables import Cell, Column, Table, Value
+from rlx2_jax.sparse import accounting
 
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
 

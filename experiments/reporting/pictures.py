@@ -12,8 +12,9 @@ from experiments.reporting.figures import Absent, Figure, Group, Point
 from experiments.reporting.panels import Item, groups, panel
 from experiments.reporting.results import Lane, Suite, Unit
 from experiments.reporting.scores import Scale, label
-from experiments.reporting.tables import Cell, Column, Table, Value
-from rlx2_jax import accounting, archive
+from rlx2_jax import archive
+from rlx2_jax.reporting.tables import Cell, Column, Table, Value
+from rlx2_jax.sparse import accounting
 
 _MASK = re.compile(r"(actor|critic)/mask/(.+)/kernel")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper import task_name
-from experiments.reporting import csvlog
-from experiments.reporting.markup import printable
-from rlx2_jax.runtime.evaluate import final_score
-from rlx2_jax.runtime.run import FORMAT  # suite.json has the same
+from rlx2_jax.presets import task_name
+from rlx2_jax.reporting import csvlog
+from rlx2_jax.reporting.markup import printable
+from rlx2_jax.training.evaluate import final_score
+from rlx2_jax.training.run import FORMAT  # suite.json has the same
 
 EVALUATIONS = ("lane", "step", "mean_return", "value_bias", "value_spread")
 METRICS = ("lane", "step", "buffer_length", "policy_distance")

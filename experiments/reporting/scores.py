@@ -8,7 +8,7 @@ from statistics import fmean
 
 from experiments.reporting import stats
 from experiments.reporting.results import Lane, Suite, Unit
-from experiments.reporting.tables import Value
+from rlx2_jax.reporting.tables import Value
 
 LABELS = {
     "dense": "Dense",

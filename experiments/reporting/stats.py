@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import trim_mean
 
 REPLICATES = 2000
 
@@ -24,9 +25,7 @@ def iqm(values: Sequence[float]) -> float:
     As in "Deep RL at the edge of the statistical precipice" (Agarwal et al., 2021); of fewer than
     four values it is the mean.
     """
-    ordered = np.sort(np.asarray(values, float))
-    cut = ordered.size // 4
-    return float(ordered[cut : ordered.size - cut].mean())
+    return float(trim_mean(np.asarray(values, float), 0.25))
 
 
 def bootstrap(
@@ -93,9 +92,7 @@ def _resampled(
 
 def _iqms(draws: list[np.ndarray]) -> np.ndarray:
     """The IQM over all tasks of each replicate."""
-    ordered = np.sort(np.concatenate(draws, axis=1), axis=1)
-    cut = ordered.shape[1] // 4
-    return ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
+    return trim_mean(np.concatenate(draws, axis=1), 0.25, axis=1)
 
 
 def _interval(values: np.ndarray, confidence: float) -> Interval:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.reporting import exhibits, figures, markup, page, provenance, tables
+from experiments.reporting import exhibits, figures, page, provenance
 from experiments.reporting.exhibits import Section
 from experiments.reporting.figures import Absent, Figure
-from experiments.reporting.markup import printable, slug
 from experiments.reporting.panels import Item
 from experiments.reporting.results import Results, Suite
-from experiments.reporting.tables import Cell, Column, Table
 from experiments.suites import base
+from rlx2_jax.reporting import markup, tables
+from rlx2_jax.reporting.markup import printable, slug
+from rlx2_jax.reporting.tables import Cell, Column, Table
 
 TITLE = "rlx2_jax beside the paper"
 

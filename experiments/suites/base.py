@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments import paper
+from rlx2_jax import presets
 from rlx2_jax.config import METHODS, Lane
 from rlx2_jax.option_table import LANE
-from rlx2_jax.runtime.settings import Settings
+from rlx2_jax.training.settings import Settings
 
 # A name, a method, and fields of its lanes in the paper's units.
 Variant = tuple[str, str, dict[str, Any]]
@@ -174,7 +174,7 @@ def lanes(budget: Budget, variants: Sequence[Variant], **common: Any) -> tuple[L
 
 def sparsities(task: str, algo: str = "td3") -> dict[str, float]:
     """The main table's sparsities."""
-    return paper.sparsities(algo, task)
+    return presets.paper_sparsities(algo, task)
 
 
 def tasks(budget: Budget, names: Sequence[str] = TASKS) -> Sequence[str]:

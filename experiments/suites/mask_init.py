@@ -3,7 +3,7 @@
 import dataclasses
 
 from experiments.suites import base
-from rlx2_jax import masks
+from rlx2_jax.sparse import masks
 
 TASK, METHODS = "Hopper", ("rlx2", "ss")
 

@@ -14,8 +14,8 @@ from rlx2_jax import config as configs
 from rlx2_jax import envs
 from rlx2_jax.config import METHODS, Lane
 from rlx2_jax.option_table import CHOICES, LANE
-from rlx2_jax.runtime import lane_product
-from rlx2_jax.runtime.settings import SettingError, Settings
+from rlx2_jax.training import lane_product
+from rlx2_jax.training.settings import SettingError, Settings
 
 
 def overridden(suite: Suite, budget: Budget) -> list[Unit]:

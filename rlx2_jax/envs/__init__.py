@@ -1,12 +1,20 @@
 """Environments: Gymnasium and EnvPool on the host, Brax on the device.
 
-A backend's package is imported when the backend is asked for, not before.
+A backend's package is imported when the backend is first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlx2_jax.envs.base import RAISED, EnvironmentFailure, EnvSpec, HostEnvs, Step
+from rlx2_jax.envs.base import (
+    RAISED,
+    EnvironmentFailure,
+    EnvSpec,
+    HostEnvs,
+    Step,
+    check_interrupted,
+    describe,
+)
 from rlx2_jax.envs.trust import check_import
 
 if TYPE_CHECKING:
@@ -22,6 +30,8 @@ __all__ = [
     "HostEnvs",
     "Step",
     "check_import",
+    "check_interrupted",
+    "describe",
     "make_device",
     "make_host",
     "time_limit",

@@ -7,6 +7,8 @@ import contextlib
 import difflib
 import importlib
 import re
+import signal
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 MAX_SEED = 2**31 - 1
-RAISED = (Exception, SystemExit)  # what a task may raise: some call sys.exit
+# What a task may raise: some call sys.exit, and viewers raise KeyboardInterrupt. Whoever catches it
+# calls `check_interrupted` first.
+RAISED = BaseException
 
 
 class EnvSpec(NamedTuple):
@@ -28,7 +32,7 @@ class EnvSpec(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of E environments gave, as arrays of its own that must not be written into.
+    """The result of one step of E environments: fresh arrays, not to be modified.
 
     An episode that ended is restarted at once, so `next_obs` and `obs` differ exactly there:
     learn from `next_obs`, act on `obs`. Both ends may fall on one step.
@@ -43,11 +47,11 @@ class Step(NamedTuple):
 
 
 class HostEnvs(Protocol):
-    """E environments stepped together on the host; what one does depends on its seed alone."""
+    """E environments stepped together on the host; each depends on its own seed only."""
 
     spec: EnvSpec
     num_envs: int
-    exact_restore: bool  # False: `restore` begins new episodes instead of continuing old ones
+    exact_restore: bool  # False: `restore` starts new episodes instead of continuing
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Seeds and starts every environment, one seed each in [0, 2³¹).
@@ -83,8 +87,8 @@ class EnvironmentFailure(Exception):
     """An environment raised; the original exception is chained.
 
     Attributes:
-      index: which of the E environments, or None where the backend cannot tell.
-      error: what it raised.
+      index: which of the E environments, or None if unknown.
+      error: the exception.
       step: what the others gave on that step (the failed one not `valid`, and truncated), or
         None. A state saved now is consistent with it and begins a new episode for the failed one.
     """
@@ -96,7 +100,26 @@ class EnvironmentFailure(Exception):
         self.error = error
         self.step = step
         where = "" if index is None else f" {index}"
-        super().__init__(f"environment{where} ({env_id}) raised {type(error).__name__}: {error}")
+        super().__init__(f"environment{where} ({env_id}) raised {describe(error)}")
+
+
+def check_interrupted(error: BaseException) -> None:
+    """Raises the KeyboardInterrupt of a user again; one that a task itself raised returns. They
+    differ in what SIGINT does: only Python's own handler raises, and only in the main thread."""
+    if (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        raise error
+
+
+def describe(error: BaseException) -> str:
+    """The kind of an exception and its text, if that can be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__
+        return type(error).__name__
 
 
 def unknown_id(env_id: str, known: Iterable[str], backend: str, advice: str = "") -> ValueError:
@@ -138,7 +161,7 @@ def freeze(array: np.ndarray) -> np.ndarray:
 
 
 def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
-    """The seeds as a list of E ints, or an error that says what is wrong with them."""
+    """The seeds as a list of E ints; raises if they are invalid."""
     seeds = [int(s) for s in seeds]
     if len(seeds) != num_envs:
         raise ValueError(f"got {len(seeds)} seeds for {num_envs} environments; give one for each")
@@ -148,6 +171,6 @@ def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
 
 
 def fresh_seeds(seeds: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """Seeds for episodes begun anew after `steps` steps of environments seeded with `seeds`."""
+    """Seeds for episodes restarted after `steps` steps of environments seeded with `seeds`."""
     pairs = zip(seeds, steps)
     return [int(np.random.SeedSequence(p).generate_state(1)[0]) & MAX_SEED for p in pairs]

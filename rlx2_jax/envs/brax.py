@@ -40,7 +40,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
       **options: passed to the Brax task, e.g. `backend="mjx"`.
     """
     try:
-        # Redirected as it tells on stdout, each time, of an optional package that is not there.
+        # Redirected: it reports a missing optional package on stdout at every import.
         with _brax_habits(), contextlib.redirect_stdout(io.StringIO()):
             from brax import envs
     except ImportError as error:

@@ -16,7 +16,7 @@ from rlx2_jax.envs.base import EnvSpec
 class EnvState(NamedTuple):
     """One environment's state: a pytree of plain arrays that can be saved as it is."""
 
-    task: Any  # whatever the task itself keeps
+    task: Any  # the task's own state
     obs: jax.Array  # f32[obs]: the observation to act on
     key: jax.Array  # u32[2]: the raw key from which later episodes start
     elapsed: jax.Array  # i32[]: steps taken in this episode
@@ -61,6 +61,9 @@ def from_functions(
       step: (task state, action[act]) -> (task state, obs[obs], reward[], terminated[]).
       spec: sizes, and the time limit to keep.
     """
+
+    # Traced once: programs contain the task several times, in loops, branches and `vmap`s.
+    reset, step = (jax.jit(function, inline=True) for function in (reset, step))
 
     def begin(key: jax.Array) -> EnvState:
         key, start = jax.random.split(key)

@@ -5,7 +5,7 @@ the action, and reports an episode that ends by itself exactly at the time limit
 truncated. Both are avoided: the limit is counted here (EnvPool's own is set out of reach), and
 ended episodes are restarted at once.
 
-EnvPool cannot give out its physics, so restoring a saved state begins new episodes.
+EnvPool does not expose its physics state, so restoring starts new episodes.
 """
 
 import warnings

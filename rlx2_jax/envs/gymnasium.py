@@ -5,7 +5,6 @@ step that ended it, so no fake transition ever appears. Time limits are counted 
 leaves a task without wrappers and makes it cheap to step and possible to save.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import re
@@ -21,7 +20,9 @@ from rlx2_jax.envs.base import (
     RAISED,
     EnvironmentFailure,
     Step,
+    check_interrupted,
     check_seeds,
+    describe,
     freeze,
     fresh_seeds,
     quiet_mujoco,
@@ -84,9 +85,11 @@ class GymnasiumEnvs:
             if active is not None and not active[i]:
                 continue
             try:
-                seen, reward[i], done, cut, _ = env.step(actions[i])
-                rows[i] = self._boxes.check_shape(seen)
+                seen, gained, done, cut, _ = env.step(actions[i])
+                with np.errstate(over="ignore"):  # beyond float32: infinite
+                    reward[i], rows[i] = gained, self._boxes.check_shape(seen)
             except RAISED as error:
+                check_interrupted(error)
                 failed[i] = error
                 continue
             elapsed[i] += 1
@@ -141,8 +144,10 @@ class GymnasiumEnvs:
 
     def close(self) -> None:
         for env in self.envs:
-            with contextlib.suppress(*RAISED):  # nothing is lost any more
+            try:
                 env.close()
+            except RAISED as error:  # nothing is lost any more
+                check_interrupted(error)
 
     def _begin_all(self, seeds: Sequence[int]) -> np.ndarray:
         """Starts every random stream and a first episode; returns f32[E, obs]."""
@@ -157,7 +162,7 @@ class GymnasiumEnvs:
     ) -> dict[int, BaseException]:
         """Starts an episode in each environment of `which`, writing into its row of obs [E, obs].
 
-        Returns what was raised, by environment.
+        Returns the exceptions, by environment.
         """
         rows = obs.reshape(self.num_envs, *self._boxes.obs_shape)
         failed: dict[int, BaseException] = {}
@@ -166,13 +171,14 @@ class GymnasiumEnvs:
                 seen, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
                 rows[i] = self._boxes.check_shape(seen)
             except RAISED as error:
+                check_interrupted(error)
                 failed[i] = error
             self._steps[i] += self._elapsed[i]
             self._elapsed[i] = 0
         return failed
 
     def _failure(self, failed: dict[int, BaseException], step: Step | None) -> EnvironmentFailure:
-        """The error to raise; saved from now on, those that failed ask for a new episode."""
+        """The error to raise; states saved later start new episodes where it failed."""
         for i in failed:
             self._elapsed[i] = -1
         index, error = next(iter(failed.items()))
@@ -188,7 +194,8 @@ def _find(env_id: str) -> Any:
         try:
             importlib.import_module(module)
         except RAISED as error:  # the module's own, too
-            problem = f"{type(error).__name__}: {error}"
+            check_interrupted(error)
+            problem = describe(error)
             raise ImportError(f"{env_id!r}: importing {module!r} failed, {problem}") from error
     # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.
     offered = {k for k in gymnasium.registry if not _mujoco_v5(k) or k[-1] not in "23"}

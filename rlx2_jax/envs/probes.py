@@ -1,7 +1,7 @@
 """Tiny tasks whose values are known, to catch a wrong treatment of an episode's end.
 
 A probe is a table. After t steps of an episode it shows `observations[t]` and the next step
-earns `rewards[t]`, whatever the action; both tables go on forever with their last entry. Importing
+earns `rewards[t]`, for any action; the last entry of both tables repeats forever. Importing
 this module registers each as a Gymnasium task `rlx2_jax/<name>-v0`; `device` gives it in JAX.
 """
 

@@ -25,7 +25,7 @@ def check_import(
 
     Args:
       env_id, options: `env` and `env_options` of its config.json.
-      allow: what the user said, `--allow_imports`.
+      allow: the user's `--allow_imports`.
       source: where the names come from, for messages.
 
     Raises:

@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import lane as lanes_
-from rlx2_jax.compact import layout
+from rlx2_jax import envs
+from rlx2_jax.agents import ALGORITHMS
 from rlx2_jax.files import Damaged
-from rlx2_jax.runtime import plan, weights
-from rlx2_jax.runtime.checkpoint import Checkpoints, take
-from rlx2_jax.runtime.run import CHECKPOINTS, Run, RunError
-from rlx2_jax.runtime.run import read_run as read_run
+from rlx2_jax.networks import convert, forms
+from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training import plan, weights
+from rlx2_jax.training.checkpoint import Checkpoints, take
+from rlx2_jax.training.run import CHECKPOINTS, Run, RunError
+from rlx2_jax.training.run import read_run as read_run
 from rlx2_jax.types import Masks, Network, Params
 
 
@@ -50,6 +52,24 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
     )
 
 
+def actions(actor: Actor, algo: str, obs: np.ndarray) -> np.ndarray:
+    """Noise-free actions of the JAX actor: [batch, obs] -> [batch, act] in [-1, 1]."""
+    params = jax.tree.map(lambda x, m: np.float32(x) * m, actor.params, actor.masks)
+    bound = forms.masked.bind(params)
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(ALGORITHMS[algo].mean_action(bound, jnp.asarray(obs)))
+
+
+def action_bounds(run: Run) -> tuple[Any, Any]:
+    """Bounds of the task's actions if its backend reports them, else (None, None)."""
+    if run.backend not in envs.HOST_BACKENDS:
+        return None, None
+    host = envs.make_host(run.env, 1, run.backend, **run.env_options)
+    space = getattr(getattr(host, "envs", [None])[0], "action_space", None)
+    host.close()
+    return (None, None) if space is None else (space.low.ravel(), space.high.ravel())
+
+
 def _from_checkpoint(
     run: Run, meta: dict[str, Any], arrays: dict[str, np.ndarray], index: int
 ) -> Actor:
@@ -70,17 +90,5 @@ def _from_checkpoint(
 
 def masked(network: Network) -> tuple[Params, Masks]:
     """Parameters and masks of a network of either form, host arrays."""
-    index, flat = network.masks, network.params
-    if not isinstance(index, layout.Index):
-        return flat, index
-    params, masks, spec = {}, {}, index.spec
-    parts = zip(spec.names, spec.shapes, spec.slices("values"), spec.slices("biases"))
-    for i, (name, shape, values, biases) in enumerate(parts):
-        rowptr, cols = (np.asarray(index.layer(field, i)) for field in ("rowptr", "cols"))
-        rows = np.repeat(np.arange(shape[1]), np.diff(rowptr))
-        links = cols[: len(rows)], rows
-        kernel, mask = np.zeros(shape, flat.dtype), np.zeros(shape, bool)
-        kernel[links], mask[links] = flat[values][: len(rows)], True
-        params[name] = {"kernel": kernel, "bias": np.asarray(flat[biases])}
-        masks[name] = {"kernel": mask, "bias": np.ones(shape[1], bool)}
-    return params, masks
+    dense = convert.to_masked(jax.tree.map(jnp.asarray, network))
+    return jax.tree.map(np.asarray, (dense.params, dense.masks))

@@ -20,7 +20,7 @@ _LONG = 8  # links per row from which on two sums pay
 
 
 class CFile(NamedTuple):
-    """A C file's text, and the bytes of its constant data: what the device holds of it."""
+    """The text of a C file, and the size of its constant data on the device."""
 
     text: str
     data_bytes: int
@@ -156,7 +156,7 @@ def _harmless(policy: SparsePolicy, *, int8: bool) -> str:
 
 
 def _floats(values: np.ndarray) -> Iterable[str]:
-    """Nine digits tell every float32 from its neighbours."""
+    """Nine digits identify every float32."""
     for value in values.tolist():
         text = f"{value:.9g}"
         yield f"{text}f" if re.search(r"[.e]", text) else f"{text}.0f"

@@ -1,19 +1,19 @@
-"""What an approximation costs in return: two policies in episodes that start alike."""
+"""Compares the returns of two policies in paired episodes with the same initial states."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import envs
-from rlx2_jax.export.episodes import Act, play
+from rlx2_jax.export.episodes import Act, Episodes, play
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.stablehlo import function
-from rlx2_jax.lane import Stream, stream_key
-from rlx2_jax.runtime.evaluate import seeds
-from rlx2_jax.runtime.run import Run
+from rlx2_jax.training.evaluate import seeds
+from rlx2_jax.training.lane import Stream, stream_key
+from rlx2_jax.training.run import Run
 
 TOLERANCE = 0.03  # of the mean return
 
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Within 3% of the return, or not told from 0 by the 95% interval."""
+        """Within 3% of the return, or not significant at 95%."""
         return abs(self.mean) <= max(TOLERANCE * abs(self.first), self.half_width)
 
 
@@ -50,30 +50,40 @@ def difference(first: np.ndarray, other: np.ndarray) -> Difference:
     )
 
 
-def host_returns(run: Run, act: Act, seed: int, episodes: int) -> np.ndarray:
+class Task(NamedTuple):
+    """An environment of a backend; a `Run` has the same fields."""
+
+    env: str
+    backend: str
+    env_options: dict[str, Any]
+
+
+def host_returns(run: Run | Task, act: Act, seed: int, episodes: int) -> np.ndarray:
     """Noise-free returns `[episodes]` in the run's host environments, seeded from `seed`."""
     chosen = seeds(seed, Stream.EVALUATION, episodes)
     make = lambda count: envs.make_host(run.env, count, run.backend, **run.env_options)  # noqa: E731
     return play(make, act, chosen).returns
 
 
-def device_returns(run: Run, policy: SparsePolicy, seed: int, episodes: int) -> np.ndarray:
-    """The same in the run's device environments."""
+def device_episodes(run: Run | Task, policy: SparsePolicy, seed: int, episodes: int) -> Episodes:
+    """Noise-free episodes in the run's device environments, all of them in one program."""
     env = envs.make_device(run.env, run.backend, **run.env_options)
     horizon = env.spec.max_episode_steps
     if horizon is None:
         raise ValueError(f"{run.env} has no time limit: episodes on the device need one")
     act = function(policy)
 
-    def episode(key: jax.Array) -> jax.Array:
+    def episode(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         def body(carry, _):
             state, active = carry
             state, step = env.step(state, act(state.obs[None])[0])
             reward = jnp.where(active, step.reward, 0.0)
-            return (state, active & ~(step.terminated | step.truncated)), reward
+            return (state, active & ~(step.terminated | step.truncated)), (reward, active)
 
         start = (env.reset(key), jnp.ones((), bool))
-        return jnp.sum(jax.lax.scan(body, start, None, horizon)[1])
+        rewards, active = jax.lax.scan(body, start, None, horizon)[1]
+        return jnp.sum(rewards), jnp.sum(active)
 
     keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
-    return np.asarray(jax.jit(jax.vmap(episode))(keys), np.float64)
+    returns, lengths = jax.jit(jax.vmap(episode))(keys)
+    return Episodes(np.asarray(returns, np.float64), np.asarray(lengths, np.int64))

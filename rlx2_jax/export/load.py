@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlx2_jax.export import folder, npz
+from rlx2_jax.export.actor import actor_of, read_run
 from rlx2_jax.export.policy import SparsePolicy, from_actor
 
 
@@ -33,8 +34,6 @@ def load_policy(path: str | Path, lane: int = 0, *, allow_imports: bool = False)
         return npz.load(path)
     if (path / folder.RECORD).exists():
         return folder.read(path, allow_imports=allow_imports).policy
-    from rlx2_jax.export.actor import actor_of, read_run  # checkpoints: heavy
-
     run = read_run(path, allow_imports=allow_imports)
     actor = actor_of(run, path, lane)
     return from_actor(actor.params, actor.masks, run.config.algo)

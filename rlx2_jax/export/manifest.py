@@ -1,4 +1,4 @@
-"""`manifest.json`: what an export directory holds, with sizes and SHA-256 checksums.
+"""`manifest.json`: the files of an export directory, with sizes and SHA-256 checksums.
 
 ONNX and StableHLO files have no checksum of their own, and their parsers are not made for hostile
 bytes: read them through `checked`, which gives a file's bytes only if they are the ones written.
@@ -16,7 +16,7 @@ NAME = "manifest.json"
 
 
 def write(directory: Path, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
-    """Describes `files` (name -> what to say of it) of a directory, and where they came from."""
+    """Writes the manifest of `files` (name -> fields to record) and their origin."""
     for name, entry in files.items():
         data = (directory / name).read_bytes()
         entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -26,7 +26,7 @@ def write(directory: Path, files: dict[str, dict[str, Any]], about: dict[str, An
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What `write` wrote."""
+    """The manifest of a directory."""
     try:
         found = json.loads((directory / NAME).read_text())
         if not all(isinstance(entry["sha256"], str) for entry in found["files"].values()):

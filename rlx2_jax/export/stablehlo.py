@@ -4,7 +4,7 @@ observations near 1e38 may overflow, and actions are then NaN.
 
     jax.export.deserialize(bytearray(path.read_bytes())).call(obs)
 
-reads it without this package. `load` also checks the file against the manifest beside it.
+reads it without this package. `load` also checks the file against the manifest in its directory.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
 
 
 def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The policy's function, once the file has the checksum that the manifest tells."""
+    """The policy's function; the file must have the checksum in the manifest."""
     data = manifest.checked(Path(path))
     try:
         program = export.deserialize(bytearray(data))

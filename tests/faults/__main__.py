@@ -1,5 +1,6 @@
-"""python -m tests.faults: attacks whole runs with kills, damaged files, failing writes and full
-disks, and measures peak memory. Exits with 1 where anything is lost or silently different.
+"""python -m tests.faults: attacks whole runs with kills, damaged files, failing writes, full disks
+and extreme flags, and measures peak memory. Exits with 1 where anything is lost or silently
+different.
 
 python -m tests.faults                            everything, with the counts of the slow tests
 python -m tests.faults --kills=100                only kills
@@ -14,7 +15,7 @@ from pathlib import Path
 from . import inject, memory, parts, report
 from .campaign import campaign
 
-COUNTS = {"kills": 200, "damage": 400, "errors": 200}
+COUNTS = {"kills": 200, "damage": 400, "errors": 200, "flags": 300}
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -32,9 +33,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache", default=".cache/faults", help="of compiled programs")
     parser.add_argument("--json", default="faults.json", help="where all outcomes go")
     found = parser.parse_args(given)
-    if not any((found.kills, found.damage, found.errors, found.every, found.disk, found.memory)):
-        found.kills, found.damage, found.errors = COUNTS.values()
-        found.every = found.disk = found.memory = True
+    switches = ("every", "disk", "memory")
+    if not any(getattr(found, name) for name in (*COUNTS, *switches)):
+        vars(found).update(COUNTS, **dict.fromkeys(switches, True))
     return found
 
 

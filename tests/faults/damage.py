@@ -161,7 +161,7 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     if case.module == "experiments.train":
         arguments = ["--resume", f"--logdir={directory}"]
     patience = trial.source.reference.patience
-    ended = server.run(case.module, arguments, directory, timeout=patience)
+    ended = server.run(case.module, arguments, directory, timeout=patience, stay=True)
     wrong = cases.complaint(ended)
     if wrong:
         return Verdict(wrong, cases.last_words(ended))
@@ -182,8 +182,9 @@ def _read(trial: Trial, server: Server, directory: Path) -> Ended:
     out = directory.with_name(directory.name + "-read")
     arguments = [f"--logdir={directory}", f"--out={out}"]
     if trial.source.reference.case.module == "experiments.train":
-        ended = server.run("experiments.export", [*arguments, "--format=npz"], directory)
+        arguments.append("--format=npz")
+        ended = server.run("experiments.export", arguments, directory, stay=True)
     else:
-        ended = server.run("experiments.report", arguments, directory)
+        ended = server.run("experiments.report", arguments, directory, stay=True)
     shutil.rmtree(out, ignore_errors=True)
     return ended

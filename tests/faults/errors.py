@@ -116,9 +116,12 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
     case, reference = trial.reference.case, trial.reference.directory
     patience = trial.reference.patience
     start = case.start(directory)
-    ended = server.run(case.module, start, directory, rule=trial.rule, timeout=patience)
+    dies = ",then=" in trial.rule
+    ended = server.run(
+        case.module, start, directory, rule=trial.rule, timeout=patience, stay=not dies
+    )
     faults = sum(call.action in ("fail", "short") for call in ended.calls)
-    killed = ended.code == -9 and ",then=" in trial.rule
+    killed = ended.code == -9 and dies
     wrong = None if killed else cases.complaint(ended)
     if wrong:
         return Verdict(wrong, cases.last_words(ended), faults)
@@ -135,7 +138,8 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
         outcome = "reported" if found else outcome
     elif not killed and outcome != "rejected":
         return Verdict(f"exit {ended.code}", cases.last_words(ended), faults)
-    again = server.run(case.module, case.proceed(directory), directory, timeout=patience)
+    proceed = case.proceed(directory)
+    again = server.run(case.module, proceed, directory, timeout=patience, stay=True)
     wrong = cases.complaint(again)
     if wrong or again.code != 0:
         return Verdict(f"resume {wrong or again.code}", cases.last_words(again), faults)

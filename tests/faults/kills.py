@@ -146,7 +146,8 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
         wrong = _wrong_end(ended, trial)
         if wrong:
             return Verdict(wrong, cases.last_words(ended), kills)
-    ended = server.run(case.module, case.proceed(directory), directory, timeout=patience)
+    arguments = case.proceed(directory)
+    ended = server.run(case.module, arguments, directory, timeout=patience, stay=True)
     commands.append(ended)
     if cases.complaint(ended) or ended.code != 0:
         wrong = cases.complaint(ended) or f"exit {ended.code}"

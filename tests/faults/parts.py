@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable
 
-from . import damage, disk, errors, kills
+from . import damage, disk, errors, flags, kills
 from .campaign import Campaign
 from .cases import CASES
 from .report import Outcome, carry_out
@@ -75,6 +75,12 @@ def run_disk(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
     return found
 
 
+def run_flags(attack: Campaign, options: argparse.Namespace) -> list[Outcome]:
+    """`options.flags` combinations of extreme flags."""
+    trials = [t for t in flags.plan(options.flags, options.seed) if options.only in t.name]
+    return carry_out(trials, lambda t: flags.run(t, attack.pool, attack.scratch), attack.jobs)
+
+
 def _numbered(trials: list[errors.Trial]) -> list[errors.Trial]:
     return [dataclasses.replace(t, number=i) for i, t in enumerate(trials)]
 
@@ -85,4 +91,5 @@ PARTS: dict[str, Callable[[Campaign, argparse.Namespace], list[Outcome]]] = {
     "errors": run_errors,
     "every": run_every,
     "disk": run_disk,
+    "flags": run_flags,
 }

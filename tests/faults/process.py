@@ -32,6 +32,7 @@ class Ended(NamedTuple):
     stderr: str
     seconds: float
     calls: list[inject.Call]
+    work: float = 0.0  # seconds of a processor
 
     @property
     def fired(self) -> bool:
@@ -82,25 +83,29 @@ class Server:
         rule: str = "log",
         signals: Sequence[tuple[float, int]] = (),
         timeout: float = TIMEOUT,
+        stay: bool = False,
     ) -> Ended:
         """Runs `python -m module arguments`.
 
         Args:
           directory: whose changes are logged and subject to `rule`, an absolute path.
           signals: seconds after the start, and the signal to send then.
+          stay: in the process that ran such commands before, which is faster: where it does not
+            have to be a new one.
         """
         names = {n: str(self._scratch / n) for n in ("stdout", "stderr", "log")}
         Path(names["log"]).unlink(missing_ok=True)
         request = {"module": module, "arguments": list(arguments), "rule": rule, **names}
-        began = time.monotonic()
+        request["stay"] = stay
         self._send({**request, "directory": str(directory)})
-        pid, code = self._receive(TIMEOUT)["pid"], None
+        pid, code, work = self._receive(TIMEOUT)["pid"], None, 0.0
+        began = time.monotonic()
         pending = sorted(signals)
         while code is None:
             wait = (pending[0][0] if pending else timeout) - (time.monotonic() - began)
             answer = self._receive(max(wait, 0.0))
             if answer:
-                code = answer["code"]
+                code, work = answer["code"], answer["work"]
             elif pending:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, pending.pop(0)[1])
@@ -110,7 +115,7 @@ class Server:
                 break
         text = {n: Path(names[n]).read_text(errors="replace") for n in ("stdout", "stderr")}
         calls = inject.read_log(Path(names["log"]))
-        return Ended(code, text["stdout"], text["stderr"], time.monotonic() - began, calls)
+        return Ended(code, text["stdout"], text["stderr"], time.monotonic() - began, calls, work)
 
     def close(self) -> None:
         assert self._process.stdin and self._process.stdout

@@ -1,0 +1,1 @@
+"""Speed and learning measurements, side by side with other implementations."""

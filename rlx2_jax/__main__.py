@@ -1,0 +1,8 @@
+"""`python -m rlx2_jax` is the command `rlx2`."""
+
+import sys
+
+from rlx2_jax.cli.main import script
+
+if __name__ == "__main__":
+    sys.exit(script())

@@ -1,0 +1,23 @@
+"""Algorithms as pure functions of one lane: `init`, `act`, `update`."""
+
+from rlx2_jax.agents import sac, td3
+from rlx2_jax.agents.algorithm import Algorithm as Algorithm
+from rlx2_jax.algorithms import NETWORK_USE
+from rlx2_jax.options import inherit_defaults
+
+ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in (td3.ALGORITHM, sac.ALGORITHM)}
+
+
+def register(algorithm: Algorithm, *, like: str) -> None:
+    """Adds an algorithm, so that configurations and `--algo` can name it.
+
+    Args:
+      like: the algorithm whose defaults it takes where they depend on the algorithm.
+    """
+    if ALGORITHMS.get(algorithm.name, algorithm) is not algorithm:
+        raise ValueError(f"there is already an algorithm {algorithm.name!r}: choose another name")
+    if like not in ALGORITHMS:
+        raise ValueError(f"like={like!r}: use one of {tuple(ALGORITHMS)}")
+    NETWORK_USE[algorithm.name] = algorithm.networks
+    inherit_defaults(algorithm.name, like)
+    ALGORITHMS[algorithm.name] = algorithm

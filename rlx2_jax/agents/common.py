@@ -1,0 +1,155 @@
+"""What TD3 and SAC share: how a network begins, the delayed switch, the options of topology."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax import networks
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
+from rlx2_jax.kernels import layout
+from rlx2_jax.networks import optimize
+from rlx2_jax.networks.forms import FORMS
+from rlx2_jax.sparse import masks
+from rlx2_jax.types import Array, Masks, Network, Params
+
+
+class Due(NamedTuple):
+    """The parts of a gradient update that do not happen at every update. Static.
+
+    True or False compiles the part in or out, without a branch; None decides by the update's
+    count, in a real branch. `BY_COUNT`, all None, is right at every update.
+    """
+
+    actor: bool | None = None  # policy delay
+    targets: bool | None = None  # Polyak step
+    evolve_critic: bool | None = None
+    evolve_actor: bool | None = None
+
+    @property
+    def evolves(self) -> bool:
+        """Whether masks may change."""
+        return self.evolve_critic is not False or self.evolve_actor is not False
+
+
+BY_COUNT = Due()
+
+
+def make_network(
+    key: Array,
+    config: Config,
+    lane: Lane,
+    sizes: Sequence[int],
+    sparsity: float | Sequence[float],
+    width: int | None,
+    *,
+    members: int | None = None,
+    target: bool = True,
+    links: tuple[int, ...] = (),
+) -> Network:
+    """A sparse network and its target: θ ← θ ⊙ M_θ, θ' ← θ (Algorithm 4, lines 1-3).
+
+    Equal keys give equal dense weights, whatever the sparsity and the form. `members` makes an
+    ensemble; Tiny's `width` makes a small dense block; `links` is the room of each layer in the
+    compact form.
+    """
+    lane = resolve(config, lane)
+
+    def draw(key: Array) -> tuple[Params, Params, Masks]:
+        """Dense weights, masked weights and masks of one network."""
+        weight_key, mask_key = jax.random.split(key)
+        dense, block = networks.init(
+            weight_key, sizes, scheme=config.scheme, width=width, dtype=config.dtype
+        )
+        chosen = masks.init(
+            mask_key,
+            dense,
+            0.0 if width else sparsity,
+            distribution=lane.distribution,
+            init=config.mask_init,
+        )
+        mask = jax.tree.map(jnp.logical_and, chosen, block)
+        return dense, masks.apply(dense, mask), mask
+
+    if members is None:
+        dense, params, mask = draw(key)
+    else:
+        drawn = [draw(k) for k in jax.random.split(key, members)]
+        dense, params, mask = jax.tree.map(lambda *x: jnp.stack(x), *drawn)
+    own_target = None
+    if target:  # arrays of its own, so that a whole state can be donated
+        own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
+    network = optimize.init(params, mask, target=own_target, members=members)
+    names = tuple(f"Dense_{i}" for i in range(len(sizes) - 1))
+    spec = layout.Spec(tuple(sizes), links, names)
+    return FORMS[config.execution].pack(network, spec)
+
+
+def make_actor(key: Array, config: Config, lane: Lane, *, target: bool = True) -> Network:
+    """π_φ of a lane, with a target where the algorithm has one."""
+    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
+    return make_network(
+        key,
+        config,
+        lane,
+        config.actor_sizes,
+        lane.actor_sparsity,
+        widths(config, lane)[0],
+        target=target,
+        links=live_links(config, lane).actor,
+    )
+
+
+def make_critic(key: Array, config: Config, lane: Lane) -> Network:
+    """Q_θ1 .. Q_θN of a lane, with their targets."""
+    lane = resolve(config, lane)
+    return make_network(
+        key,
+        config,
+        lane,
+        config.critic_sizes,
+        lane.critic_sparsity,
+        widths(config, lane)[1],
+        members=config.critics,
+        links=live_links(config, lane).critic,
+    )
+
+
+def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:
+    """N = 1 while t < T_0, then n (Algorithm 4, line 10); t counts updates or steps."""
+    t = count if config.switch == "updates" else step
+    return jnp.where(t < hyper.t0, 1, hyper.n)
+
+
+def topology_options(config: Config) -> dict[str, Any]:
+    """The static choices that `optimize.learn` takes from a `Config`."""
+    return {
+        "rows": config.batch_size,
+        "grow": config.grow,
+        "drop": config.drop,
+        "interval": config.mask_interval,
+        "mask_step": config.mask_step,
+        "moments": config.moments,
+        "regrow": config.regrow,
+        "remask_target": config.targets == "masked",
+    }
+
+
+def target_value(q: Array, key: Array, config: Config) -> Array:
+    """min_j Q_θ'j over all critics or, as in REDQ, over a random subset: `[critics, ...] -> [...]`.
+
+    One subset of `config.critic_subset` critics serves the whole batch.
+    """
+    if not config.critic_subset:
+        return networks.minimum(q)
+    subset_key = jax.random.fold_in(key, 3)  # its own stream: other draws do not depend on it
+    chosen = jax.random.choice(subset_key, len(q), (config.critic_subset,), replace=False)
+    return jnp.min(q[chosen], axis=0)
+
+
+def squared_errors(q: Array, y: Array) -> Array:
+    """Σ_j 1/B Σ_i (Q_θj(s_i, a_i) - y_i)²: f[], for `q: [critics, batch]`."""
+    losses = [jnp.mean((each - y) ** 2) for each in jnp.unstack(q)]
+    return functools.reduce(jnp.add, losses)

@@ -1,0 +1,33 @@
+"""How each algorithm uses its networks: shared by configurations, accounting and agents."""
+
+from typing import NamedTuple
+
+
+class NetworkUse(NamedTuple):
+    """How an algorithm shapes, starts and runs its networks (tables 4 and 5).
+
+    Attributes:
+      actor_heads: actor outputs per action dimension; SAC has a mean and a log σ.
+      weight_init: `uniform` or `orthogonal`, see `networks.mlp.MLP`.
+      actor_copies: 2 where the actor has a target network.
+      actor_loss_critics: critics evaluated in the actor's loss; None: all of them.
+      target_every_step: whether an n-step target evaluates the actor at each of its n states.
+      n_step, policy_delay: the paper's n and d.
+      expert: whether `update` can replace the learned Q by an expert's (RigL+Q*).
+    """
+
+    actor_heads: int
+    weight_init: str
+    actor_copies: int
+    actor_loss_critics: int | None
+    target_every_step: bool
+    n_step: int
+    policy_delay: int
+    expert: bool = False
+
+
+# By name; `agents.register` adds to it.
+NETWORK_USE = {
+    "td3": NetworkUse(1, "uniform", 2, 1, False, n_step=3, policy_delay=2, expert=True),
+    "sac": NetworkUse(2, "orthogonal", 1, None, True, n_step=2, policy_delay=1),
+}

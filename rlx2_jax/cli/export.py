@@ -1,0 +1,159 @@
+"""Writes a trained actor as C, NumPy, ONNX and StableHLO files.
+
+rlx2 export runs/hopper --lane=0
+rlx2 export runs/hopper --lane=3 --format=c,npz --int8 --out=robot
+
+Every file is checked against the JAX actor on thousands of observations; `--int8` adds a C file
+with 8-bit weights and measures what it costs in return, in paired episodes.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from rlx2_jax import envs, export
+from rlx2_jax._version import __version__
+from rlx2_jax.envs.trust import FLAG_HELP
+from rlx2_jax.export import actor, c, compare, manifest, onnx
+from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
+from rlx2_jax.export.episodes import Act
+from rlx2_jax.export.quantize import dequantized
+from rlx2_jax.training.run import Run, RunError
+
+POSITIONAL = "logdir"
+
+
+class ExportError(Exception):
+    """Flags that cannot be followed."""
+
+
+def check_formats(formats: list[str], int8: bool) -> list[str]:
+    """The formats asked for, once each, and whether they can be made."""
+    unknown = [f for f in formats if f not in FORMATS]
+    if unknown or not formats:
+        raise ExportError(f"--format={','.join(formats)}: use one or more of {','.join(FORMATS)}")
+    if int8 and "c" not in formats:
+        raise ExportError("--int8 is a form of the C file: add c to --format")
+    if "onnx" in formats:
+        onnx.check_installed()
+    return list(dict.fromkeys(formats))
+
+
+def cost_of_int8(
+    run: Run, policy: export.SparsePolicy, act: Act, seed: int, episodes: int
+) -> compare.Difference:
+    """The return of the 8-bit policy against the float one, in episodes that begin alike."""
+    if run.backend in envs.DEVICE_BACKENDS:
+        both = (policy, dequantized(policy))
+        pair = [compare.device_episodes(run, p, seed, episodes).returns for p in both]
+    else:
+        pair = [compare.host_returns(run, a, seed, episodes) for a in (policy.act, act)]
+    return compare.difference(*pair)
+
+
+def export_lane(
+    logdir: Path,
+    lane: int = 0,
+    formats: list[str] | None = None,
+    out: Path | None = None,
+    *,
+    name: str = "policy",
+    int8: bool = False,
+    episodes: int = 100,
+    allow_imports: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Exports one lane's newest actor; returns what `manifest.json` holds."""
+    formats = check_formats(list(FORMATS if formats is None else formats), int8)
+    c.check_name(name)
+    run = actor.read_run(logdir, allow_imports=allow_imports)
+    found = actor.actor_of(run, logdir, lane)
+    algo, own = run.config.algo, run.lanes[lane]
+    low, high = actor.action_bounds(run)
+    whole = export.from_actor(found.params, found.masks, algo, low=low, high=high)
+    made = Bundle(whole.pruned(), name, out or logdir / "export" / f"lane-{lane}")
+    dense = sum(4 * np.size(x) for x in jax.tree.leaves(found.params))
+    links = [sum(layer.links for layer in p.layers) for p in (whole, made.policy)]
+    say(
+        f"lane {lane} ({own.method}, seed {own.seed}) at step {found.step:,}: {whole.links:,} live "
+        f"links; {made.policy.links:,} without idle units, "
+        f"{'-'.join(map(str, made.policy.sizes))} units"
+    )
+    expected = actor.actions(found, algo, made.obs)
+    for format_ in formats:
+        made.write(format_, expected)
+    if "npz" in formats:
+        made.write_runtime()
+    act = made.write_int8(expected) if int8 else None
+    about: dict[str, Any] = {
+        "rlx2_jax": __version__,
+        "env": run.env,
+        "env_backend": run.backend,
+        "env_options": run.env_options,
+        "algo": algo,
+        "method": own.method,
+        "seed": own.seed,
+        "lane": lane,
+        "step": found.step,
+        "sizes": made.policy.sizes,
+        "live_links": links[0],
+        "exported_links": links[1],
+        "dense_bytes": dense,
+    }
+    say(f"\n{made.table(dense)}\n\nerrors over {len(made.obs):,} observations")
+    if act is not None:
+        say(
+            "8-bit: against its own arithmetic; quantisation itself changes actions by up to "
+            f"{made.files[f'{name}_int8.c']['quantisation_error']:.2g}"
+        )
+        if episodes:
+            cost = cost_of_int8(run, made.policy, act, own.seed, episodes)
+            about["int8"] = {**cost._asdict(), "relative": cost.relative, "small": cost.small}
+            verdict = "no worse than 3% or chance" if cost.small else "NOT the same"
+            say(
+                f"8-bit: return {cost.other:.2f} against {cost.first:.2f} in {cost.episodes} "
+                f"paired episodes, difference {cost.mean:+.2f} ± {cost.half_width:.2f} (95%), "
+                f"{100 * cost.relative:+.2f}%: {verdict}"
+            )
+    manifest.write(made.out, made.files, about)
+    say(f"written to {made.out}, listed in {manifest.NAME}")
+    return manifest.read(made.out)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """The flags of `rlx2 export`."""
+    own: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("logdir", None, "Run directory to read.", **own)
+    flags.DEFINE_integer("lane", 0, "Lane of the run.", **own)
+    flags.DEFINE_list("format", list(FORMATS), "One or more of c, npz, onnx, stablehlo.", **own)
+    flags.DEFINE_string("out", None, "Directory; default: <logdir>/export/lane-<lane>.", **own)
+    flags.DEFINE_string("name", "policy", "Name of the files and of the C function.", **own)
+    flags.DEFINE_bool("int8", False, "Also write a C file with 8-bit weights.", **own)
+    flags.DEFINE_integer("episodes", 100, "Paired episodes with --int8; 0: none.", 0, **own)
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
+
+
+def command(values: flags.FlagValues) -> int:
+    """Runs with parsed flags; the exit code."""
+    try:
+        if not values.logdir:
+            raise ExportError("--logdir is needed: rlx2 export RUN")
+        export_lane(
+            Path(values.logdir),
+            values.lane,
+            values.format,
+            Path(values.out) if values.out else None,
+            name=values.name,
+            int8=values.int8,
+            episodes=values.episodes,
+            allow_imports=values.allow_imports,
+        )
+    except (ExportError, CheckFailed, RunError, ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

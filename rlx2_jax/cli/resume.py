@@ -1,0 +1,25 @@
+"""Continues a run that was stopped or killed, exactly where it was.
+
+rlx2 resume runs/hopper
+
+All settings come from the run directory. Exit codes are those of `rlx2 train`.
+"""
+
+from absl import flags
+
+from rlx2_jax.cli import train
+
+POSITIONAL = "logdir"
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """The flags of `rlx2 resume`."""
+    flags.DEFINE_string("logdir", None, "Directory of the run.", flag_values=values)
+    text = "Print the run's settings and what they need, and stop."
+    flags.DEFINE_bool("dry_run", False, text, flag_values=values)
+    train.define_resume_flags(values)
+
+
+def command(values: flags.FlagValues) -> int:
+    """Runs with parsed flags; the exit code."""
+    return train.resume(values)

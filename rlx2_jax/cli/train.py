@@ -1,0 +1,215 @@
+"""Trains sparse (or dense) TD3 and SAC agents, several lanes in one program.
+
+rlx2 train --demo
+rlx2 train --env=Hopper-v5 --algo=td3 --method=rlx2 --seeds=8 --paper_sparsity
+rlx2 train --env=Hopper-v5 --method=dense,ss,set,rigl,rlx2 --seeds=4 --dry_run
+
+Every combination of comma-separated values, with every seed, is a lane. Ctrl-C saves and stops;
+`rlx2 resume RUN` continues. The exit code is 0 after a finished run, 2 for settings that are
+refused, 3 if an environment failed, and 128 + the signal's number after a stop.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from rlx2_jax import config as configs
+from rlx2_jax import envs, presets
+from rlx2_jax.cli import setting_flags
+from rlx2_jax.envs.trust import FLAG_HELP
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training import lane_product, launch, plan, preflight, summary
+from rlx2_jax.training.guards import Stopped
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.run import Run, RunError, read_run
+from rlx2_jax.training.settings import SettingError
+
+DEMO = {
+    "env": "InvertedPendulum-v5",
+    "algo": "td3",
+    "method": ["dense", "ss", "rlx2"],
+    "seeds": 2,
+    "steps": 12_000,
+    "warmup": 1000,
+    "hidden": [64, 64],
+    "batch_size": 64,
+    "actor_sparsity": [0.9],
+    "critic_sparsity": [0.9],
+    "learning_rate": [0.001],
+    "discount": [0.97],
+    "tau": [0.01],
+    "exploration_noise": [0.2],
+    "mask_interval": [200],
+    "t0": [2000],
+    "buffer_interval": [500],
+    "b_min": [1000],
+    "d0": [0.05],
+    "eval_interval": 1000,
+    "metrics_interval": 1000,
+    "checkpoint_interval": 4000,
+}
+
+
+_WITH_RESUME = ("resume", "restart", "logdir", "dry_run", "allow_imports")
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """The flags of `rlx2 train`."""
+    own: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("env", "InvertedPendulum-v5", "Environment id, e.g. Hopper-v5.", **own)
+    text = "The package that simulates the environment."
+    flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **own)
+    flags.DEFINE_enum("algo", "td3", configs.ALGORITHMS, "The algorithm.", **own)
+    flags.DEFINE_bool("paper_sparsity", False, "Use the paper's sparsities for --env.", **own)
+    text = "paper: the text, literally; reference: the authors' code."
+    flags.DEFINE_enum("preset", "default", tuple(configs.PRESETS), text, **own)
+    flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.", **own)
+    flags.DEFINE_bool("resume", False, "Continue the run in --logdir (as rlx2 resume).", **own)
+    text = "Time limit of the environment; default: its own."
+    flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, **own)
+    text = "Print the resolved settings and what they need (memory, disk, time), and stop."
+    flags.DEFINE_bool("dry_run", False, text, **own)
+    text = "Dense arrays with masks, or live links only; auto: whichever is faster."
+    flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **own)
+    text = "Step one half of the lanes' environments while the other half trains."
+    flags.DEFINE_bool("pipeline", True, text, **own)
+    text = "RLx2, static sparse and dense TD3 on InvertedPendulum, in about two minutes."
+    flags.DEFINE_bool("demo", False, text, **own)
+    define_resume_flags(values, "With --resume: ")
+    setting_flags.define_run_flags(values)
+    setting_flags.define_lane_flags(values)
+    setting_flags.define_choice_flags(values)
+
+
+def define_resume_flags(values: flags.FlagValues, prefix: str = "") -> None:
+    """The flags that only a resumed run has."""
+    for name, text in (
+        ("restart", "Discard the run's checkpoints and logs and start it again."),
+        ("allow_imports", FLAG_HELP),
+    ):
+        text = f"{prefix}{text[0].lower()}{text[1:]}" if prefix else text
+        flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def flag_values(given: flags.FlagValues) -> dict[str, Any]:
+    """All flags by name; those of the demonstration that were not given have its values."""
+    values = {name: given[name].value for name in given}
+    if values["demo"]:
+        values |= {k: v for k, v in DEMO.items() if not given[k].present}
+    return values
+
+
+def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
+    """The product of all comma-separated flags and seeds, seeds innermost."""
+    base = {}
+    if values["paper_sparsity"]:
+        base = presets.paper_sparsities(values["algo"], values["env"])
+        for name in ("actor_sparsity", "critic_sparsity"):
+            if values[name] is not None:
+                raise SettingError(f"--paper_sparsity and --{name} contradict each other: give one")
+    return lane_product.lanes(values, base)
+
+
+def make_run(values: dict[str, Any]) -> Run:
+    """The run that flag values describe."""
+    common = {
+        f.name: values[f.name] for f in dataclasses.fields(launch.Settings) if f.name in values
+    }
+    common["hidden"] = tuple(values["hidden"])
+    options = {}
+    if values["max_episode_steps"] is not None:
+        options = envs.time_limit(values["env_backend"], values["max_episode_steps"])
+    settings = launch.Settings(**common, choices=lane_product.choices(values), env_options=options)
+    return launch.make_run(settings, swept_lanes(values))
+
+
+def set_up(values: dict[str, Any], logdir: Path) -> Run:
+    """The run that flag values describe, after all checks of a start; prints warnings."""
+    try:
+        run = make_run(values)
+        warnings = preflight.check(run, logdir)
+    except (RunError, ValueError, ImportError):
+        raise
+    except Exception as error:  # nothing has started: one line says more than a traceback
+        raise SettingError(f"these settings fail: {type(error).__name__}: {error}") from error
+    if not values["dry_run"]:  # `launch.describe` shows them
+        for text in warnings:
+            print(f"warning: {text}", file=sys.stderr)
+    return run
+
+
+def default_logdir(values: dict[str, Any]) -> Path:
+    """The directory that --logdir names, or one named after the run and the time."""
+    if values["logdir"] is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path(f"runs/{values['env'].replace('/', '_')}-{values['algo']}-{stamp}")
+    if not values["logdir"].strip():
+        raise SettingError("--logdir= is empty: name a directory, or leave it out")
+    return Path(values["logdir"])
+
+
+def command(given: flags.FlagValues) -> int:
+    """Runs with parsed flags; the exit code."""
+    if given.resume:
+        return resume(given)
+
+    def start() -> tuple[Run, Path]:
+        if given.restart:
+            raise SettingError("--restart goes with --resume: it starts an existing run again")
+        values = flag_values(given)
+        logdir = default_logdir(values)
+        return set_up(values, logdir), logdir
+
+    return _execute(start, dry_run=given.dry_run)
+
+
+def resume(given: flags.FlagValues) -> int:
+    """Continues the run in --logdir; the exit code."""
+
+    def load() -> tuple[Run, Path]:
+        if not given.logdir:
+            raise SettingError("name the directory of the run: rlx2 resume RUN")
+        others = [name for name in given if given[name].present and name not in _WITH_RESUME]
+        if others:
+            raise SettingError(
+                f"--resume takes all settings from {given.logdir}: leave out "
+                f"--{', --'.join(others)}"
+            )
+        logdir = Path(given.logdir)
+        return read_run(logdir, allow_imports=given.allow_imports), logdir
+
+    return _execute(load, dry_run=given.dry_run, resume=True, restart=given.restart)
+
+
+def _execute(
+    prepare: Callable[[], tuple[Run, Path]],
+    *,
+    dry_run: bool,
+    resume: bool = False,
+    restart: bool = False,
+) -> int:
+    """Trains the run that `prepare` returns, or describes it; the exit code."""
+    try:
+        run, logdir = prepare()
+        if dry_run:
+            print(launch.describe(run))
+            return 0
+        print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
+        found = execution.execute(run, logdir, resume=resume, restart=restart)
+        print(summary.table(found))
+        print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / execution.SUMMARY}")
+        return 0
+    except (RunError, ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except LaneFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 3
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 128 + stopped.signal_number

@@ -1,0 +1,55 @@
+"""Conditional updates that do not copy unchanged buffers, and fusion control.
+
+`lax.cond` between new arrays and the old ones makes XLA copy the old ones, unless every change can
+be written in place. A `while_loop` that runs once or not at all copies inside its body only. Like
+`lax.cond` it stays a real branch under `vmap` as long as its predicate is not batched.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.types import Array
+
+T = TypeVar("T")
+_BLOCK = 8
+
+
+def when(due: Array | bool, change: Callable[[T], T], x: T) -> T:
+    """`change(x)` if `due`, else `x`: of the same structure, shapes and dtypes."""
+    once = lambda carry: (jnp.zeros_like(due), change(carry[1]))  # noqa: E731
+    return jax.lax.while_loop(lambda carry: carry[0], once, (due, x))[1]
+
+
+def every(interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
+    """`change(x)` at multiples of `interval` (static), else `x`."""
+    return change(x) if interval == 1 else when(count % interval == 0, change, x)
+
+
+def decide(due: bool | None, interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
+    """`change(x)` or `x`, without a branch where `due` is static; None: `every(interval, ...)`."""
+    if due is None:
+        return every(interval, count, change, x)
+    return change(x) if due else x
+
+
+def no_fuse(x: Array) -> Array:
+    """Prevents XLA from fusing the computation of `x: [size]`, finite, into its consumers on CPUs.
+
+    XLA's CPU compiler removes `optimization_barrier` before it fuses, but it never fuses into the
+    operand of a matrix product. Multiplying by an identity matrix leaves every number as it is.
+    """
+
+    def multiply(x: Array) -> Array:
+        blocks = jnp.pad(x, (0, -x.size % _BLOCK)).reshape(-1, _BLOCK)
+        same = jnp.matmul(blocks, jnp.eye(_BLOCK, dtype=x.dtype), precision="highest")
+        return same.reshape(-1)[: x.size]
+
+    return jax.lax.platform_dependent(x, cpu=multiply, default=lambda x: x)
+
+
+def zeros(make: Callable[[], T]) -> T:
+    """Zeros of the shapes and dtypes that `make()` would have."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))

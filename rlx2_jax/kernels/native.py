@@ -1,0 +1,199 @@
+"""Finds, checks and registers the kernel library, or reports once why it is unavailable.
+
+The library is the one that `pip install` built, or one that is compiled on first use and cached.
+Either is used with every jaxlib whose FFI is compatible with the headers it was built from.
+
+`RLX2_COMPACT` forces a choice: `native` (an error if impossible), `xla` (pure XLA, no library) or
+`off` (no compact execution at all, and no library). Unset: native if available, else XLA.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.machinery
+import logging
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from rlx2_jax.kernels import building
+
+CHOICES = ("native", "xla", "off")
+ISAS = ("baseline", "avx2", "avx512")
+_COMPILE_SECONDS = 30
+_log = logging.getLogger("rlx2_jax")
+
+
+class Unavailable(RuntimeError):
+    """The kernel library cannot be used here; the message says why and what to do."""
+
+
+def choice() -> str | None:
+    """The forced choice, from the environment variable `RLX2_COMPACT`; None if there is none."""
+    value = os.environ.get("RLX2_COMPACT") or None
+    if value is not None and value not in CHOICES:
+        raise ValueError(f"RLX2_COMPACT={value!r} is not one of {CHOICES}: correct or unset it")
+    return value
+
+
+def execution() -> str:
+    """How compact networks run in this process: "native", "xla" or "off"."""
+    forced = choice()
+    if forced in ("xla", "off"):
+        return forced
+    try:
+        load()
+    except Unavailable as error:
+        if forced == "native":
+            raise
+        _warn_once(f"rlx2_jax: networks run in plain XLA, slower: {error}")
+        return "xla"
+    return "native"
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
+
+
+_loaded: ctypes.CDLL | Unavailable | None = None
+
+
+def load() -> ctypes.CDLL:
+    """The registered library; found or built at the first call in a process.
+
+    Raises:
+      Unavailable: none was installed and none could be built.
+    """
+    global _loaded
+    if _loaded is None:
+        try:
+            _loaded = _find()
+            _register(_loaded)
+        except Unavailable as error:
+            _loaded = error
+    if isinstance(_loaded, Unavailable):
+        raise _loaded
+    return _loaded
+
+
+def _find() -> ctypes.CDLL:
+    refused = []
+    for path in _installed():
+        try:
+            return open_library(path)
+        except Unavailable as error:
+            refused.append(f"{path.name} refused ({error})")
+    compiler = building.find_compiler()
+    if compiler is None:
+        refused.append("no C++ compiler found (install g++ or clang++, or set CXX)")
+        raise Unavailable("; ".join(refused))
+    try:
+        return _cached_build(compiler)
+    except (RuntimeError, OSError) as error:
+        raise Unavailable("; ".join([*refused, str(error)])) from error
+
+
+def _installed() -> Iterator[Path]:
+    """The library that `pip install` built, if any."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        if path.exists():
+            yield path
+
+
+def _cached_build(compiler: str) -> ctypes.CDLL:
+    """A build of these sources from the user's cache; compiles it first if there is none."""
+    version = re.sub(r"[^0-9A-Za-z.]+", "-", building.compiler_version(compiler))
+    major, minor = ffi_version()
+    name = f"{building.source_hash()}-ffi-{major}.{minor}-{version}.so"
+    path = _cache_directory() / name
+    digest = path.with_suffix(".sha256")
+    # A damaged library may crash the process that loads it: compare digests before loading.
+    if not (path.exists() and digest.exists() and digest.read_bytes() == _digest(path)):
+        _log.warning(
+            "rlx2_jax: compiling the CPU kernels with %s into %s (once, about %d s) ...",
+            *(compiler, path.parent, _COMPILE_SECONDS),
+        )
+        begin = time.monotonic()
+        building.compile_library(compiler, jax.ffi.include_dir(), path)
+        digest.write_bytes(_digest(path))
+        _log.warning("rlx2_jax: kernels compiled in %.0f s", time.monotonic() - begin)
+    return open_library(path)
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
+
+
+def _cache_directory() -> Path:
+    """A directory that only this user can write to, since libraries are loaded from it."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / "rlx2_jax"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        safe = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if hasattr(os, "getuid"):
+            safe = safe and status.st_uid == os.getuid()
+        if safe and os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="rlx2_jax-"))
+
+
+def ffi_version() -> tuple[int, int]:
+    """Major and minor version of the running jaxlib's FFI."""
+    return building.ffi_version(jax.ffi.include_dir())
+
+
+def compatible(built: tuple[int, int], running: tuple[int, int]) -> bool:
+    """Whether XLA accepts handlers that were built for another FFI version.
+
+    A new major version breaks the binary interface. A new minor version only adds to it, so that
+    older handlers keep working; newer ones may call functions that are not there.
+    """
+    return built[0] == running[0] and built[1] <= running[1]
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Loads a library; checks that it was built from these sources for a compatible FFI.
+
+    Raises:
+      Unavailable: it was not, or it is not such a library at all.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        library.Rlx2Build.restype = ctypes.c_char_p
+        sources, ffi = library.Rlx2Build().decode(), divmod(library.Rlx2FfiVersion(), 1000)
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"not a kernel library: {error}") from error
+    if sources != building.source_hash():
+        raise Unavailable(
+            f"built from sources {sources}, these are {building.source_hash()}: install again"
+        )
+    if not compatible(ffi, ffi_version()):
+        built, running = (".".join(map(str, x)) for x in (ffi, ffi_version()))
+        raise Unavailable(
+            f"built for XLA FFI {built}, the installed jaxlib has {running}: install again"
+        )
+    return library
+
+
+def _register(library: ctypes.CDLL) -> None:
+    for name in ("MlpForward", "MlpBackward", "DenseForward", "DenseBackward", "Adam", "Host"):
+        capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{name}"))
+        target = "rlx2" + re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
+
+
+def select_isa(name: str) -> str:
+    """Selects an instruction set, at most the best one of this CPU (for tests)."""
+    return ISAS[load().Rlx2SelectIsa(ISAS.index(name))]

@@ -1,0 +1,32 @@
+"""The two execution forms, by name. Both modules have the same functions:
+
+masked:   dense arrays and boolean masks                         (GPU, TPU, dense networks)
+compact:  one vector over the live links and their `Index`       (CPU, sparse networks)
+"""
+
+from types import ModuleType
+
+from rlx2_jax.networks import compact, masked
+from rlx2_jax.types import Network, Params
+
+FORMS: dict[str, ModuleType] = {"masked": masked, "compact": compact}
+
+
+def form_of(network: Network) -> ModuleType:
+    """The module that handles a network."""
+    return FORMS[network.form]
+
+
+def online(network: Network) -> Params:
+    """The trained parameters θ as a callable."""
+    return bind(network, network.params)
+
+
+def lagged(network: Network) -> Params:
+    """The target parameters θ' as a callable."""
+    return bind(network, network.target)
+
+
+def bind(network: Network, params: Params) -> Params:
+    """Other parameters of the same network as a callable."""
+    return form_of(network).bind(params, network.masks, network.members)

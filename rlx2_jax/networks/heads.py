@@ -1,0 +1,87 @@
+"""Policies and values on top of a network's output.
+
+Every function takes a bound network (`online`, `lagged` or a form's `bind`): a callable that maps
+inputs `[..., in]` to outputs `[..., out]`, or `[critics, ..., out]` for an ensemble.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.types import Array, Bounds, Params
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+_LOG_2 = math.log(2.0)
+
+
+def policy(params: Params, obs: Array) -> Array:
+    """TD3's deterministic policy π(s; φ) = tanh(f(s)), in [-1, 1]: `[..., act]`."""
+    return jnp.tanh(params(obs))
+
+
+def q_values(
+    params: Params, obs: Array, action: Array, bounds: Bounds | None = None, *, judge: bool = False
+) -> Array:
+    """All critics Q_θj(s, a): `[critics, ...]`. `bounds` as in `critic_input`.
+
+    With `judge`, for losses of actors, each critic gets its own copy of the input: XLA's sum of the
+    input gradients over an ensemble is slow on CPUs.
+    """
+    x = critic_input(obs, action, bounds)
+    return (params.each(x) if judge else params(x))[..., 0]
+
+
+def q_value(params: Params, obs: Array, action: Array, bounds: Bounds | None = None) -> Array:
+    """The first critic alone, Q_θ1(s, a): `[...]`. `bounds` as in `critic_input`."""
+    return params.first(critic_input(obs, action, bounds))[..., 0]
+
+
+def minimum(q: Array) -> Array:
+    """The smallest of `[critics, ...]`: `[...]`, written out: XLA's small reductions are slow on
+    CPUs."""
+    return functools.reduce(jnp.minimum, jnp.unstack(q))
+
+
+def critic_input(obs: Array, action: Array, bounds: Bounds | None) -> Array:
+    """(s, a) as critics see it: `[..., obs + act]`.
+
+    `action` is in [-1, 1] and stays so, or is mapped to `bounds` = (low, high) of each component.
+    """
+    if bounds is not None:
+        # As environments do (`envs.spaces`): halved first, so that no range is infinite.
+        low, high = (np.asarray(bound, np.float64) / 2 for bound in bounds)
+        centre, half = (
+            jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape)
+            for x in (high + low, high - low)
+        )
+        action = centre + half * action
+    return jnp.concatenate([obs, action], axis=-1)
+
+
+def gaussian(params: Params, obs: Array) -> tuple[Array, Array]:
+    """SAC's policy before squashing: mean and log σ, log σ = -5 + 3.5 (tanh + 1)."""
+    mean, raw = jnp.split(params(obs), 2, axis=-1)
+    half = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
+    return mean, LOG_STD_MIN + half * (jnp.tanh(raw) + 1.0)
+
+
+def squashed_mean(params: Params, obs: Array) -> Array:
+    """SAC's noise-free action tanh(mean): `[..., act]`."""
+    return jnp.tanh(gaussian(params, obs)[0])
+
+
+def squashed_sample(params: Params, obs: Array, noise: Array) -> tuple[Array, Array]:
+    """a = tanh(u), u = mean + σ ε, and log π(a|s) = log N(u) - Σ log(1 - tanh² u).
+
+    `noise` ε is standard normal, `[..., act]`; the log probability is `[...]`.
+    """
+    mean, log_std = gaussian(params, obs)
+    u = mean + jnp.exp(log_std) * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
+    log_slope = 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))  # log(1 - tanh² u), stable
+    # Added up term by term: XLA's own sums over a few numbers are slow on CPUs.
+    log_prob = functools.reduce(jnp.add, jnp.unstack(log_normal - log_slope, axis=-1))
+    return jnp.tanh(u), log_prob

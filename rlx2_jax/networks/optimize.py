@@ -1,0 +1,226 @@
+"""One step of a network: of its optimizer or, when a mask update is due, of its topology.
+
+What TD3, SAC and behaviour cloning do to each of their networks, given its loss. The masked form
+has the dense gradient at every step; the compact form has that of the live
+links, and what growth goes by on a mask update only.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.control_flow import decide
+from rlx2_jax.kernels import adam
+from rlx2_jax.networks import convert
+from rlx2_jax.networks.forms import bind, form_of
+from rlx2_jax.sparse.topology import Schedule
+from rlx2_jax.types import Array, Masks, Network, Params
+
+MASK_STEPS = ("skip", "after")
+MOMENTS = ("zero", "keep")
+
+
+def init(
+    params: Params, masks: Masks, *, target: Params | None = None, members: int | None = None
+) -> Network:
+    """A masked network with fresh moments. `params` and `target` are taken as they are."""
+    moved = jnp.zeros((), jnp.int32)
+    return Network(params, masks, adam.init(params), target, moved, members=members)
+
+
+def learn(
+    network: Network,
+    loss: Callable[[Params], tuple[Array, Any]],
+    learning_rate: Array,
+    count: Array,
+    schedule: Schedule,
+    key: Array,
+    *,
+    rows: int,
+    leak: Params | None = None,
+    grow: Sequence[str] = ("gradient", "random"),
+    drop: Sequence[str] = ("magnitude",),
+    interval: int,
+    mask_step: str = "skip",
+    moments: str = "zero",
+    regrow: str = "keep",
+    remask_target: bool = True,
+    evolve: bool | None = None,
+    active: Array | bool = True,
+) -> tuple[Network, Array, Any, Array]:
+    """One step down `loss`, of a network in either form.
+
+    Args:
+      loss: bound parameters (`networks.bind`) to a value and anything else; it applies the network
+        once, to a batch of `rows`.
+      leak: what growth scores have besides the gradient.
+      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
+      evolve: static; whether this is a mask update of any lane, `count % interval == 0`. None
+        branches on that. True and False compile only the one or the other.
+      active: False changes nothing; needs `evolve=False`.
+      others: as in `step`.
+
+    Returns:
+      The network, the loss and what came with it, and whether the gradient was finite. Where it
+      was not, zeros take its place.
+    """
+    bound = lambda params: loss(bind(network, params))  # noqa: E731
+    (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
+    if evolve is False:
+        new, finite = _descend(network, grads, learning_rate, active)
+        return new, value, aux, finite
+    if active is not True:
+        raise ValueError("a mask update cannot be switched off: `active` needs evolve=False")
+
+    def evolved(before: Network) -> Network:
+        # The gradient is that of the network before its optimizer step.
+        own = network if mask_step == "after" else before
+        return form_of(network).evolve(
+            before,
+            loss,
+            own,
+            grads,
+            count,
+            schedule,
+            key,
+            rows=rows,
+            leak=leak,
+            grow=grow,
+            drop=drop,
+            moments=moments,
+            regrow=regrow,
+            remask_target=remask_target,
+        )
+
+    _check(interval, mask_step, moments)
+    new, finite = _advance(
+        network, grads, learning_rate, count, schedule, evolved, interval, mask_step, evolve
+    )
+    return new, value, aux, finite
+
+
+def step(
+    network: Network,
+    grads: Params,
+    learning_rate: Array,
+    count: Array,
+    schedule: Schedule,
+    key: Array,
+    *,
+    interval: int,
+    scores: Params | None = None,
+    grow: Sequence[str] = ("gradient", "random"),
+    drop: Sequence[str] = ("magnitude",),
+    mask_step: str = "skip",
+    moments: str = "zero",
+    regrow: str = "keep",
+    remask_target: bool = True,
+) -> Network:
+    """One step of a network's optimizer or, when a mask update is due, of its topology.
+
+    Args:
+      network: its parameters are zero off the mask.
+      grads: dense gradient of the loss, `∇_θ L`.
+      count: which update of this network this is, from 1; not batched over lanes, so that the
+        evolution stays inside a real branch.
+      schedule: of this lane; `schedule.due(count)` implies `count % interval == 0`.
+      key: for random growth.
+      interval: static; the branch is taken at its multiples.
+      scores: the dense gradient that growth rules see, when not `grads`.
+      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
+      mask_step: `skip` the optimizer step on a mask update, or evolve `after` it.
+      moments: `zero` those of links dropped or newly grown, or `keep` all.
+      regrow: as in `evolve`.
+      remask_target: put the target under the new mask at once.
+    """
+    _check(interval, mask_step, moments)
+
+    def evolved(before: Network) -> Network:
+        return form_of(network).evolve(
+            before,
+            None,
+            None,
+            grads,
+            count,
+            schedule,
+            key,
+            scores=scores,
+            grow=grow,
+            drop=drop,
+            moments=moments,
+            regrow=regrow,
+            remask_target=remask_target,
+        )
+
+    return _advance(network, grads, learning_rate, count, schedule, evolved, interval, mask_step)[0]
+
+
+def _advance(
+    network: Network,
+    grads: Params,
+    learning_rate: Array,
+    count: Array,
+    schedule: Schedule,
+    evolve: Callable[[Network], Network],
+    interval: int,
+    mask_step: str,
+    due: bool | None = None,
+) -> tuple[Network, Array]:
+    """A step of the optimizer, or of the topology: the network, and whether `grads` were finite.
+    `due` as `evolve` in `learn`.
+
+    Evolution comes before the step that it replaces (`skip`), so that neither needs the network
+    as it was before the other, and both can work in place.
+    """
+    own_due = schedule.due(count)
+
+    def evolved(net: Network) -> Network:
+        return decide(due, interval, count, changed, net)
+
+    def changed(net: Network) -> Network:
+        new = evolve(net)
+        if net.moved is None:
+            return new
+        return new._replace(moved=jnp.where(own_due, _moved(net, new), net.moved))
+
+    if mask_step == "skip":
+        return _descend(evolved(network), grads, learning_rate, ~own_due)
+    after, finite = _descend(network, grads, learning_rate, True)
+    return evolved(after), finite
+
+
+def _descend(
+    network: Network, grads: Params, learning_rate: Array, active: Array | bool
+) -> tuple[Network, Array]:
+    """A step of the optimizer, or none: the network, and whether `grads` were finite."""
+    masks = form_of(network).optimizer_masks(network)
+    params, moments, finite = adam.guarded_step(
+        network.params, network.moments, grads, learning_rate, masks, active
+    )
+    return network._replace(params=params, moments=moments), finite
+
+
+def _moved(before: Network, after: Network) -> Array:
+    """Links that are live after but not before: i32[]."""
+    pairs = zip(*(jax.tree.leaves(convert.dense_masks(network)) for network in (after, before)))
+    return jnp.stack([jnp.sum(a & ~b, dtype=jnp.int32) for a, b in pairs]).sum(dtype=jnp.int32)
+
+
+def _check(interval: int, mask_step: str, moments: str) -> None:
+    if mask_step not in MASK_STEPS or moments not in MOMENTS:
+        raise ValueError(
+            f"mask_step={mask_step!r}, moments={moments!r}: use one of {MASK_STEPS} and {MOMENTS}"
+        )
+    if interval < 1:
+        raise ValueError(f"interval={interval}: use a whole number of at least 1")
+
+
+def polyak(network: Network, tau: Array, active: Array | bool = True) -> Network:
+    """θ' ← τ θ + (1 - τ) θ', under the mask (Algorithm 4, line 23), where `active`."""
+    new = form_of(network).polyak(network, tau)
+    if active is True:
+        return new
+    target = jax.tree.map(lambda a, b: jnp.where(active, a, b), new.target, network.target)
+    return network._replace(target=target)

@@ -1,0 +1,1 @@
+"""Replay: a circular buffer that forgets old data, and n-step returns."""

@@ -1,0 +1,1 @@
+"""Pieces of reports: tables, their Markdown, HTML and CSV, and logs read back as numbers."""

@@ -1,0 +1,71 @@
+"""CSV logs as columns of numbers; what cannot be read is dropped and said so, never guessed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Log(NamedTuple):
+    """Columns of equal length, and what was wrong with the file."""
+
+    columns: dict[str, np.ndarray]
+    problems: list[str]
+
+
+def names(path: Path) -> list[str]:
+    """The columns of a CSV file; none if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.readline().strip().split(",")
+    except OSError:
+        return []
+
+
+def read(path: Path, wanted: Sequence[str]) -> Log:
+    """The `wanted` columns of a CSV file whose values are numbers.
+
+    A last line without newline is one that was being written: it is dropped even where it looks
+    whole, since its last number may not be. So are lines with too few or too many columns, or
+    with something that is no number; an empty value is nan.
+    """
+    empty = {name: np.zeros(0) for name in wanted}
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return Log(empty, [f"{path.name} is missing"])
+    except OSError as error:
+        return Log(empty, [f"{path.name} cannot be read: {error.strerror}"])
+    if not text:
+        return Log(empty, [f"{path.name} is empty"])
+    lines, problems = text.split("\n"), []
+    if lines.pop():
+        problems.append(f"{path.name}: the last line ({len(lines) + 1}) is half written, dropped")
+    if not lines:
+        return Log(empty, problems)
+    header = lines[0].rstrip("\r").split(",")
+    lacking = [name for name in wanted if name not in header]
+    if lacking:
+        problems.append(f"{path.name} has no column {', '.join(lacking)}")
+        if len(lacking) == len(wanted):
+            return Log(empty, problems)
+    places = [header.index(name) if name in header else None for name in wanted]
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines[1:], 2):
+        values = line.rstrip("\r").split(",")
+        if len(values) != len(header):
+            problems.append(
+                f"{path.name}: line {number} has {len(values)} of {len(header)} columns, dropped"
+            )
+            continue
+        try:
+            rows.append([_number(None if i is None else values[i]) for i in places])
+        except ValueError as error:
+            problems.append(f"{path.name}: line {number} dropped: {error}")
+    table = np.array(rows, float).reshape(len(rows), len(wanted))
+    return Log({name: table[:, i] for i, name in enumerate(wanted)}, problems)
+
+
+def _number(text: str | None) -> float:
+    return float(text) if text else float("nan")

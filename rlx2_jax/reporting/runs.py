@@ -1,0 +1,238 @@
+"""A report on run directories, finished or not: scores, sparsities, ledger and learning curves.
+
+Reads `config.json`, `summary.json` and the CSV logs, and trusts none of them: what is missing or
+damaged becomes a warning in the report. Nothing in a run directory is imported or executed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx2_jax import files
+from rlx2_jax.reporting import csvlog, markup, tables
+from rlx2_jax.reporting.document import document, image
+from rlx2_jax.reporting.markup import printable, tag
+from rlx2_jax.reporting.tables import Cell, Column, Table, Value
+from rlx2_jax.training import logging, summary
+from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.run import Run, label, lane_ledger, read_run
+from rlx2_jax.training.summary import LaneResult
+
+TITLE = "Training report"
+_LAST = ("actor_evolutions", "critic_evolutions", "n", "trims", "buffer_length", "alive")
+_WRONG = (KeyError, TypeError, ValueError, AttributeError)
+
+
+class RunReport(NamedTuple):
+    """One run directory."""
+
+    name: str
+    run: Run
+    step: int  # of the last evaluation
+    lanes: list[dict[str, Any]]  # rows as in `summary.json`; None where something is not known
+    facts: list[str]
+    curves: bytes  # PNG
+    warnings: list[str]
+
+    @property
+    def title(self) -> str:
+        return printable(f"{self.name}: {self.run.env}, {self.run.config.algo.upper()}")
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.run.config.steps
+
+
+def read(directory: Path) -> RunReport:
+    """Everything that is reported about a run directory.
+
+    Raises:
+      RunError: it holds no run.
+    """
+    warnings: list[str] = []
+    # Its environment is not made, so nothing is imported.
+    run = read_run(directory, warnings.append, allow_imports=True)
+    results = _results(run, directory, warnings)
+    lanes, facts = [_row(run, result) for result in results], []
+    if (directory / SUMMARY).exists():
+        try:
+            found = files.read_json(directory / SUMMARY)
+            pairs = zip(lanes, found["lanes"], strict=True)
+            lanes = [row | {k: own[k] for k in row if _is_number(own.get(k))} for row, own in pairs]
+            facts = _facts(found)
+        except (files.Damaged, *_WRONG) as error:
+            problem = f"{SUMMARY} is not used: {files.first_line(error)}"
+            warnings.append(f"{problem}; the scores are computed from {logging.EVALUATIONS}")
+    step = max((int(r.history[-1]["step"]) for r in results if r.history), default=0)
+    name = directory.resolve().name
+    return RunReport(name, run, step, lanes, facts, summary.plot(run, results), warnings)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _results(run: Run, directory: Path, warnings: list[str]) -> list[LaneResult]:
+    """The lanes' histories and last metrics as the logs have them."""
+    names = csvlog.names(directory / logging.METRICS)
+    sparsities = [x for x in names if x.startswith(("actor_sparsity/", "critic_sparsity/"))]
+    logs = []
+    for file, columns in (
+        (logging.EVALUATIONS, ("lane", "step", "mean_return")),
+        (logging.METRICS, ("lane", "step", *_LAST, *sparsities)),
+    ):
+        log = csvlog.read(directory / file, columns)
+        warnings += log.problems
+        logs.append([dict(zip(log.columns, row)) for row in zip(*log.columns.values())])
+    results = []
+    for i, lane in enumerate(run.lanes):
+        history, metrics = ([row for row in rows if row["lane"] == i] for rows in logs)
+        results.append(LaneResult(i, lane, history, metrics[-1] if metrics else {}, 0.0))
+    return results
+
+
+def _row(run: Run, result: LaneResult) -> dict[str, Any]:
+    """A lane as `summary.json` has it, None where the logs do not say."""
+    row: dict[str, Any] = summary.scores(result)
+    for net in ("actor", "critic"):
+        row[f"{net}_sparsity"] = summary.sparsity(result.last, net, run.config)
+    for name in _LAST:
+        value = result.last.get(name, np.nan)
+        row[name] = int(value) if np.isfinite(value) else None
+    row["alive"] = row["alive"] != 0
+    row["ledger"] = dataclasses.asdict(lane_ledger(run.config, result.lane))
+    return row
+
+
+def _facts(found: dict[str, Any]) -> list[str]:
+    """How long a finished run took, and on what."""
+    seconds, versions = found.get("training_seconds"), found.get("versions") or {}
+    facts = []
+    if isinstance(seconds, int | float):
+        facts.append(f"training took {seconds / 60:,.1f} minutes, evaluation excluded")
+    if found.get("processor"):
+        facts.append(f"on {printable(found['processor'])}")
+    facts += [f"{printable(k)} {printable(v)}" for k, v in versions.items()]
+    if found.get("git_commit"):
+        facts.append(f"commit {printable(found['git_commit'])[:12]}")
+    return facts
+
+
+def _share(part: float | None) -> Cell:
+    return None if part is None else 100.0 * part
+
+
+def _lane_table(report: RunReport) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for i, (lane, row) in enumerate(zip(report.run.lanes, report.lanes)):
+        rows.append(
+            (
+                printable(label(lane, i)),
+                row["final_score"],
+                row["evaluations_used"],
+                row["best_return"],
+                row["last_return"],
+                _share(row["actor_sparsity"]),
+                _share(row["critic_sparsity"]),
+                row["actor_evolutions"],
+                row["critic_evolutions"],
+                row["n"],
+                row["trims"],
+                row["buffer_length"],
+                "" if row["alive"] else "frozen: a gradient was not finite",
+            )
+        )
+    columns = (
+        Column("lane"),
+        *(Column(x, "return") for x in ("score", "evaluations", "best", "last")),
+        *(Column(x, "sparsity, %") for x in ("actor", "critic")),
+        *(Column(x, "mask updates") for x in ("actor", "critic")),
+        Column("n", "targets"),
+        *(Column(x, "buffer") for x in ("trims", "length")),
+        Column("problem"),
+    )
+    notes = ("The score is the mean of the last 30 evaluations, or of all if there are fewer.",)
+    return Table(f"{report.name}-lanes", "Lanes", columns, tuple(rows), notes)
+
+
+def _method_table(reports: Sequence[RunReport]) -> Table:
+    """Scores by run and method, over seeds."""
+    rows: list[tuple[Cell, ...]] = []
+    for report in reports:
+        scores: dict[str, list[float]] = {}
+        for lane, row in zip(report.run.lanes, report.lanes):
+            scores.setdefault(lane.name or lane.method, []).append(row["final_score"])
+        for method, own in scores.items():
+            std = float(np.std(own, ddof=1)) if len(own) > 1 else None
+            value = Value(float(np.mean(own)), std, len(own))
+            name, env = printable(report.name), printable(report.run.env)
+            progress = f"{report.step:,} of {report.run.config.steps:,}"
+            method = printable(method)
+            rows.append((name, env, report.run.config.algo, method, len(own), progress, value))
+    columns = (
+        *map(Column, ("run", "task", "algorithm", "method", "seeds", "steps")),
+        Column("score", spread=True),
+    )
+    notes = ("Mean over seeds ± sample standard deviation.",)
+    return Table("overview", "Scores", columns, tuple(rows), notes)
+
+
+def _ledger_table(report: RunReport) -> Table:
+    """Parameters and FLOPs of each kind of lane."""
+    rows: dict[tuple[Cell, ...], None] = {}
+    for lane, row in zip(report.run.lanes, report.lanes):
+        ledger = row["ledger"]
+        relative = ledger["relative"]
+        cells = (
+            f"{ledger['total_parameters']:,.0f}",
+            relative["total_parameters"],
+            f"{ledger['train_flops'] / 1e6:,.2f}",
+            relative["train_flops"],
+            f"{ledger['inference_flops'] / 1e6:,.3f}",
+            relative["inference_flops"],
+        )
+        rows[(printable(lane.name or lane.method), *cells)] = None
+    columns = [Column("method")]
+    for group, unit in (
+        ("parameters", "number"),
+        ("training, per update", "MFLOP"),
+        ("inference, per action", "MFLOP"),
+    ):
+        columns += [Column(unit, group), Column("relative to dense", group, digits=3)]
+    return Table(f"{report.name}-ledger", "Parameters and FLOPs", tuple(columns), tuple(rows))
+
+
+def _lead(report: RunReport) -> str:
+    steps = report.run.config.steps
+    state = "finished" if report.finished else f"unfinished, evaluated up to step {report.step:,}"
+    parts = [f"{len(report.run.lanes)} lanes of {steps:,} steps, {state}", *report.facts]
+    return "; ".join(parts) + "."
+
+
+def write(reports: Sequence[RunReport], out: Path) -> tuple[Path, Path]:
+    """Writes `report.md`, its curves and the self-contained `index.html`; returns both paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    overview, text = _method_table(reports), markup.markdown
+    lines, sections = [f"# {TITLE}", tables.markdown(overview)], []
+    for i, report in enumerate(reports):
+        found = [_lane_table(report), _ledger_table(report)]
+        warnings = [printable(w, 1000) for w in report.warnings]
+        picture = f"curves-{i}.png"
+        files.write_bytes(out / picture, report.curves)
+        caption = "Return against environment steps: mean and range over seeds"
+        lines += [f"## {text(report.title)}", text(_lead(report))]
+        lines += ["\n".join(f"- {text(w)}" for w in warnings)] if warnings else []
+        lines += [f"![{caption}]({picture})", *(tables.markdown(x) for x in found)]
+        parts = [tag("h2", report.title), tag("p", _lead(report), class_="lead")]
+        if warnings:
+            parts.append(tag("div", tag("ul", *(tag("li", w) for w in warnings)), class_="warn"))
+        shown = tag("figure", image(caption, report.curves), tag("figcaption", caption))
+        sections.append(tag("section", *parts, shown, *(tables.html(x) for x in found)))
+    markdown, page = out / "report.md", out / "index.html"
+    header = tag("header", tag("h1", TITLE), tables.html(overview))
+    files.write_bytes(markdown, ("\n\n".join(x.rstrip() for x in lines) + "\n").encode())
+    files.write_bytes(page, document(TITLE, header, tag("main", *sections)).encode())
+    return markdown, page

@@ -1,1 +1,0 @@
-"""From pure functions to programs that run: compilation, loops, evaluation, logs, checkpoints."""

@@ -1,0 +1,1 @@
+"""Sparse training: masks, growth and drop rules, topology evolution, `sparsify`, accounting."""

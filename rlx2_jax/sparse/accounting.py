@@ -1,0 +1,276 @@
+"""Parameters and FLOPs of a run, by the formulas of the paper's appendix C.3.
+
+A network is a list of layers (I_l, O_l) with sparsities S_l; biases are left out, as in the paper.
+
+    M     = Σ_l (1 − S_l) I_l O_l               parameters of one network (C.3.1)
+    FLOPs = Σ_l (1 − S_l) (2 I_l − 1) O_l       one forward pass of one sample (C.3.2)
+
+A training iteration, with A and C the FLOPs of actor and one critic and batch size B, costs
+
+    train = update_critic + update_actor / d + evolve_actor + evolve_critic + trim
+    update_critic = B (A + 8 C)     TD3         B (n A + 8 C)    SAC: an action at each of n states
+    update_actor  = B (3 A + C)     TD3         B (3 A + 2 C)    SAC
+    evolve_actor  = B 2 A / ((1 − S_a) Δ_m)     evolve_critic = B 4 C / ((1 − S_c) Δ_m)
+    trim          = K A / Δ_b, K = 8 B
+
+S_a and S_c are shares of all links of a network. Parameter counts are the formula's real numbers; a
+mask's whole links are less than one a layer off.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from numbers import Integral
+from typing import Literal, NamedTuple
+
+from rlx2_jax.algorithms import NETWORK_USE, NetworkUse
+from rlx2_jax.sparse import masks
+
+
+class _Method(NamedTuple):
+    """What a method adds to the dense run's updates."""
+
+    networks: Literal["sparse", "dense", "tiny"] = "sparse"  # tiny: dense, of fewer units
+    dense_gradient: bool = False  # growth by gradient; SET's random growth is free (table 6)
+    robust: bool = False  # multi-step targets and dynamic-capacity buffer
+
+
+_METHODS = {
+    "dense": _Method("dense"),
+    "tiny": _Method("tiny"),
+    "ss": _Method(),
+    "set": _Method(),
+    "rigl": _Method(dense_gradient=True),
+    "rlx2": _Method(dense_gradient=True, robust=True),
+    "rlx2-tiny": _Method("tiny", robust=True),  # these three: the topology ablation (table 3)
+    "rlx2-ss": _Method(robust=True),
+    "rlx2-set": _Method(robust=True),
+}
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Figures of a run divided by the dense run's (table 2, "Total Size" and "FLOPs")."""
+
+    actor_parameters: float
+    critic_parameters: float
+    total_parameters: float
+    train_flops: float
+    inference_flops: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Parameters and FLOPs of one run.
+
+    `actor_parameters` and `critic_parameters` are of one network each. `total_parameters` counts
+    every copy held in training, 2 M_a + 4 M_c for TD3 and M_a + 4 M_c for SAC (table 5);
+    `online_parameters`, M_a + 2 M_c, leaves out the targets (as table 14 does). All FLOPs are
+    averages per training iteration (`actor_update_flops` is divided by d) but `inference_flops`,
+    which is one action's.
+    """
+
+    algo: str
+    method: str
+    n_step: int
+    actor_hidden: tuple[int, ...]
+    critic_hidden: tuple[int, ...]
+    relative: Ratios
+    actor_parameters: float
+    critic_parameters: float
+    online_parameters: float
+    total_parameters: float
+    critic_update_flops: float
+    actor_update_flops: float
+    actor_evolution_flops: float
+    critic_evolution_flops: float
+    trim_flops: float
+    train_flops: float
+    inference_flops: float
+
+
+class _Rates(NamedTuple):
+    actor_evolutions: float  # mask updates per iteration
+    critic_evolutions: float
+    distances: float  # actions compared with the behaviour policy's per iteration
+
+
+class _Network(NamedTuple):
+    hidden: tuple[int, ...]
+    sparsity: float
+    parameters: float
+    flops: float
+
+
+def ledger(
+    algo: str,
+    obs_dim: int,
+    action_dim: int,
+    hidden: Sequence[int],
+    actor_sparsity: float | Sequence[float],
+    critic_sparsity: float | Sequence[float],
+    *,
+    method: str = "rlx2",
+    batch_size: int = 256,
+    n_step: int | None = None,
+    mask_interval: float | tuple[float, float] = 10_000,
+    buffer_interval: float = 10_000,
+    oldest_k: int | None = None,
+    policy_delay: int | None = None,
+    distribution: str = "erdos_renyi",
+    dense_gradient: bool | None = None,
+    dynamic_buffer: bool | None = None,
+    dense_n_step: int = 1,
+    critics: int = 2,
+) -> Ledger:
+    """Parameters and FLOPs of one run, and their ratios to the dense run (appendix C.3).
+
+    Args:
+      algo: "td3" or "sac".
+      obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
+        obs_dim + action_dim inputs.
+      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; not used by
+        dense.
+      method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3).
+      n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
+      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair, of actor
+        and critic. As in the paper, Δ_m is not multiplied by d for TD3's actor, though its mask
+        changes every d Δ_m iterations only.
+      oldest_k, policy_delay: K and d; None is the paper's 8 batch_size, and TD3 2, SAC 1.
+      distribution: layer allocation, see `masks.layer_sparsities`.
+      dense_gradient: charge for growth by gradient; None is for rigl and rlx2 only.
+      dynamic_buffer: charge for trimming; None is for rlx2 methods only.
+      dense_n_step: n of the dense run compared with: 1 in the paper's main table. It changes SAC's
+        training ratio only; give n_step's value to compare at equal n.
+      critics: size of the ensemble, the same in the dense run.
+    """
+    for name, choice, known in [("algo", algo, NETWORK_USE), ("method", method, _METHODS)]:
+        if choice not in known:
+            raise ValueError(f"{name} is {choice!r}: choose one of {', '.join(known)}")
+    if not isinstance(mask_interval, tuple):
+        mask_interval = (mask_interval, mask_interval)
+    pairs = [*(("mask_interval", x) for x in mask_interval), ("buffer_interval", buffer_interval)]
+    for name, interval in pairs:
+        if not interval >= 1:
+            raise ValueError(f"{name} is {interval}: give at least 1, or math.inf for never")
+    spec, does = NETWORK_USE[algo], _METHODS[method]
+    batch = _positive("batch_size", batch_size)
+    paper_n = spec.n_step if does.robust else 1
+    n = _positive("n_step", paper_n if n_step is None else n_step)
+    old_k = _positive("oldest_k", 8 * batch if oldest_k is None else oldest_k)
+    d = _positive("policy_delay", spec.policy_delay if policy_delay is None else policy_delay)
+    dense_n = _positive("dense_n_step", dense_n_step)
+    trims = does.robust if dynamic_buffer is None else dynamic_buffer
+    charged = does.dense_gradient if dense_gradient is None else dense_gradient
+    actor_interval, critic_interval = mask_interval
+    rates = _Rates(
+        charged / actor_interval, charged / critic_interval, trims * old_k / buffer_interval
+    )
+    obs_dim, action_dim = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
+    hidden = tuple(_positive("hidden width", width) for width in hidden)
+
+    def networks(run: _Method) -> tuple[_Network, _Network]:
+        actor_out, critic_in = spec.actor_heads * action_dim, obs_dim + action_dim
+        return (
+            _network(run, (obs_dim, *hidden, actor_out), actor_sparsity, distribution),
+            _network(run, (critic_in, *hidden, 1), critic_sparsity, distribution),
+        )
+
+    actor, critic = networks(does)
+    count = _positive("critics", critics)
+    own = _figures(spec, actor, critic, count, batch, n, d, rates)
+    none = _Rates(0.0, 0.0, 0.0)
+    dense = _figures(spec, *networks(_METHODS["dense"]), count, batch, dense_n, d, none)
+    relative = Ratios(**{f.name: own[f.name] / dense[f.name] for f in fields(Ratios)})
+    return Ledger(algo, method, n, actor.hidden, critic.hidden, relative, **own)
+
+
+def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float) -> int:
+    """Width h of the dense network whose parameter count is nearest the sparse network's.
+
+    Layers narrower than h keep their width, so that h = max(hidden) is the whole network. Of two
+    equally near widths the smaller is taken.
+    """
+    in_dim, out_dim = _positive("in_dim", in_dim), _positive("out_dim", out_dim)
+    hidden = tuple(_positive("hidden width", width) for width in hidden)
+    if not hidden:
+        raise ValueError("hidden is (): a tiny network needs at least one hidden layer")
+
+    def count(h: int) -> int:
+        return sum(i * o for i, o in pairwise([in_dim, *_at_most(h, hidden), out_dim]))
+
+    target = (1 - masks.check_sparsity(sparsity)) * count(max(hidden))
+    above = 1 + bisect_left(range(1, max(hidden)), target, key=count)
+    return min(max(above - 1, 1), above, key=lambda h: abs(count(h) - target))
+
+
+def overall_sparsity(sizes: Sequence[int], sparsity: float | Sequence[float]) -> float:
+    """Of a network of these layer sizes whose layers have these sparsities, or this one."""
+    if not isinstance(sparsity, Sequence):
+        return masks.check_sparsity(sparsity)
+    shapes = list(pairwise(sizes))
+    layers = zip(shapes, masks.layer_sparsities(shapes, sparsity), strict=True)
+    return sum(s * i * o for (i, o), s in layers) / sum(i * o for i, o in shapes)
+
+
+def _network(
+    run: _Method, sizes: tuple[int, ...], sparsity: float | Sequence[float], distribution: str
+) -> _Network:
+    """One network as a method has it."""
+    overall, (in_dim, *hidden, out_dim) = overall_sparsity(sizes, sparsity), sizes
+    if run.networks == "tiny":
+        hidden = _at_most(tiny_width(in_dim, out_dim, hidden, overall), hidden)
+    if run.networks != "sparse":
+        sparsity = overall = 0.0
+    shapes = list(pairwise([in_dim, *hidden, out_dim]))
+    layers = list(zip(shapes, masks.layer_sparsities(shapes, sparsity, distribution), strict=True))
+    parameters = sum((1 - s) * i * o for (i, o), s in layers)
+    flops = sum((1 - s) * (2 * i - 1) * o for (i, o), s in layers)
+    return _Network(tuple(hidden), overall, parameters, flops)
+
+
+def _figures(
+    spec: NetworkUse,
+    actor: _Network,
+    critic: _Network,
+    critics: int,
+    batch: int,
+    n: int,
+    d: int,
+    rates: _Rates,
+) -> dict[str, float]:
+    """A ledger's numbers."""
+    a, c = actor.flops, critic.flops
+    target = (n if spec.target_every_step else 1) * a + critics * c
+    judges = spec.actor_loss_critics or critics
+    flops = {  # 3: a forward pass, and a backward pass of twice its cost
+        "critic_update_flops": batch * (target + 3 * critics * c),
+        "actor_update_flops": batch * (3 * a + judges * c) / d,
+        "actor_evolution_flops": batch * 2 * a / (1 - actor.sparsity) * rates.actor_evolutions,
+        "critic_evolution_flops": batch
+        * 2
+        * critics
+        * c
+        / (1 - critic.sparsity)
+        * rates.critic_evolutions,
+        "trim_flops": a * rates.distances,
+    }
+    return flops | {
+        "actor_parameters": actor.parameters,
+        "critic_parameters": critic.parameters,
+        "online_parameters": actor.parameters + critics * critic.parameters,
+        "total_parameters": spec.actor_copies * actor.parameters + 2 * critics * critic.parameters,
+        "train_flops": sum(flops.values()),
+        "inference_flops": a,
+    }
+
+
+def _at_most(h: int, hidden: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(h, width) for width in hidden)
+
+
+def _positive(name: str, value: int) -> int:
+    if not (isinstance(value, Integral) and value >= 1):
+        raise ValueError(f"{name} is {value!r}: give an integer of at least 1")
+    return int(value)

@@ -1,0 +1,184 @@
+"""Growth and drop rules: where a mask update adds links, and which ones it gives up.
+
+A rule is one function in one table. A growth rule scores every place of a layer, and the free
+places with the largest |score| get links:
+
+    GROW[name](key, layer) -> [in, out], or `Factors` whose product is the score
+
+A drop rule scores the links that a layer has, and those with the smallest |score| go:
+
+    DROP[name](layer) -> scores of the shape of `layer.weight`
+
+`register_grow` and `register_drop` add rules of your own. Every rule works in both forms of a
+network, in `topology.evolve`, in `sparsify`, in every agent and as a value of `--grow` or
+`--drop`. Lanes of one program may use different rules: it computes those that its lanes use and
+selects by lane.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.types import Array, Params
+
+
+class Factors(NamedTuple):
+    """A dense gradient that is not formed: ∂L/∂θ = x gᵀ of a linear layer y = xᵀθ."""
+
+    x: Array  # [in, batch], inputs
+    g: Array  # [out, batch], gradient of the loss with respect to the outputs
+
+
+class Layer(NamedTuple):
+    """The inputs of a rule. In the masked form `weight` and arrays of its shape are
+    [in, out], in the compact form they are vectors over the links."""
+
+    weight: Array
+    grad: Array  # gradient with respect to `weight`
+    mu: Array | None  # Adam's moments of `weight`; None where the optimizer is not ours
+    nu: Array | None
+    dense_grad: Array | Factors  # gradient at every place, absent links included
+    uniform: Callable[[Array], Array]  # key -> [in, out], uniform in (0, 1); differs by layer
+
+
+GrowRule = Callable[[Array, Layer], Array | Factors]
+DropRule = Callable[[Layer], Array]
+
+
+def dense(score: Array | Factors) -> Array:
+    """A score as an array [in, out]."""
+    if not isinstance(score, Factors):
+        return score
+    highest = jax.lax.Precision.HIGHEST
+    return jnp.einsum("...ib,...ob->...io", score.x, score.g, precision=highest)
+
+
+def gradient(key: Array, layer: Layer) -> Array | Factors:
+    """RigL (Evci et al., 2020), and RLx2: where the gradient is largest."""
+    del key
+    return layer.dense_grad
+
+
+def random(key: Array, layer: Layer) -> Array:
+    """SET (Mocanu et al., 2018): anywhere."""
+    return layer.uniform(key)
+
+
+def guided(key: Array, layer: Layer, share: float = 0.1) -> Array:
+    """Guided stochastic exploration (Heddes et al., 2024): by gradient among a random tenth."""
+    return jnp.where(layer.uniform(key) < share, dense(layer.dense_grad), 0.0)
+
+
+def magnitude(layer: Layer) -> Array:
+    """The smallest weights go."""
+    return jnp.abs(layer.weight)
+
+
+def sensitivity(layer: Layer) -> Array:
+    """The links go whose removal changes the loss least, to first order: |θ ∂L/∂θ|."""
+    return jnp.abs(layer.weight * layer.grad)
+
+
+GROW: dict[str, GrowRule] = {"gradient": gradient, "random": random, "guided": guided}
+DROP: dict[str, DropRule] = {"magnitude": magnitude, "sensitivity": sensitivity}
+
+
+def register_grow(name: str, rule: GrowRule) -> None:
+    """Adds a growth rule under a name that configurations and flags can use.
+
+    >>> import rlx2_jax as rlx2
+    >>> def weakest_inputs(key, layer):
+    ...     scores = rlx2.rules.dense(layer.dense_grad)
+    ...     return 1 / (1 + abs(scores).sum(axis=1, keepdims=True)) + 0 * scores
+    >>> rlx2.register_grow("weakest_inputs", weakest_inputs)
+    >>> rlx2.Lane(grow="weakest_inputs").grow
+    'weakest_inputs'
+    >>> del rlx2.rules.GROW["weakest_inputs"]
+    """
+    _register(GROW, name, rule)
+
+
+def register_drop(name: str, rule: DropRule) -> None:
+    """Adds a drop rule under a name that configurations and flags can use."""
+    _register(DROP, name, rule)
+
+
+def _register(table: dict, name: str, rule: Callable) -> None:
+    if not name.isidentifier():
+        raise ValueError(f"rule name {name!r}: use letters, digits and underscores")
+    if table.get(name, rule) is not rule:
+        raise ValueError(f"there is already a rule {name!r}: choose another name")
+    table[name] = rule
+
+
+def select(scores: Sequence[Array | Factors], which: Array) -> Array | Factors:
+    """The score of rule number `which` (traced); a single rule's score passes through as it is."""
+    if len(scores) == 1:
+        return scores[0]
+    arrays = [dense(score) for score in scores]
+    return functools.reduce(
+        lambda found, i: jnp.where(which == i, arrays[i], found), range(1, len(arrays)), arrays[0]
+    )
+
+
+def shared_uniform(
+    shapes: Sequence[tuple[int, ...]], dtype: jnp.dtype
+) -> list[Callable[[Array], Array]]:
+    """`Layer.uniform` of each array of a network: one draw per key, divided among all of them."""
+    sizes = [math.prod(shape) for shape in shapes]
+    drawn: list[tuple[Array, list[Array]]] = []  # the last key and its numbers
+
+    def part(i: int, key: Array) -> Array:
+        if not drawn or drawn[0][0] is not key:
+            numbers = jax.random.uniform(key, (sum(sizes),), dtype)
+            drawn[:] = [(key, jnp.split(numbers, list(accumulate(sizes))[:-1]))]
+        return drawn[0][1][i].reshape(shapes[i])
+
+    return [functools.partial(part, i) for i in range(len(shapes))]
+
+
+def member_uniform(
+    shapes: Sequence[tuple[int, ...]], members: int, dtype: jnp.dtype
+) -> Callable[[Array | int, int, Array], Array]:
+    """`(member, i, key) -> shapes[i]`: `Layer.uniform` of array i of one member of an ensemble.
+
+    `member` may be traced. All members share one draw per key, and each gets its own part of it.
+    """
+    parts = shared_uniform([*shapes] * members, dtype)
+
+    def uniform(member: Array | int, i: int, key: Array) -> Array:
+        return jnp.stack([part(key) for part in parts[i :: len(shapes)]])[member]
+
+    return uniform
+
+
+def tree_scores(
+    params: Params,
+    grads: Params,
+    dense_grads: Params,
+    grow: Callable[[Layer], Array | Factors],
+    drop: Callable[[Layer], Array],
+    sparse: Sequence[bool],
+    moments: tuple[Params, Params] | None = None,
+    uniform: Sequence[Callable[[Array], Array]] | None = None,
+) -> tuple[Params, Params]:
+    """Growth scores and keep scores of a masked network; leaves that are not `sparse` get zeros.
+
+    `uniform`: `Layer.uniform` of each leaf; default: one draw for all of them.
+    """
+    weights, treedef = jax.tree.flatten(params)
+    uniform = uniform or shared_uniform([x.shape for x in weights], weights[0].dtype)
+    none = [None] * len(weights)
+    mu, nu = map(jax.tree.leaves, moments) if moments else (none, none)
+    growth, keep = [], []
+    fields = zip(weights, jax.tree.leaves(grads), mu, nu, jax.tree.leaves(dense_grads), uniform)
+    for layer, scored in zip((Layer(*x) for x in fields), sparse):
+        nothing = jnp.zeros_like(layer.weight)
+        growth.append(dense(grow(layer)) if scored else nothing)
+        keep.append(drop(layer) if scored else nothing)
+    return jax.tree.unflatten(treedef, growth), jax.tree.unflatten(treedef, keep)

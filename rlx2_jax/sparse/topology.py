@@ -1,0 +1,152 @@
+"""Topology evolution (Algorithm 1): drop the smallest links, grow where the score is largest.
+
+    k      = floor(ζ_t · live links)
+    I_drop = ArgTopK(-|θ ⊙ M|, k)
+    I_grow = ArgTopK_{i ∉ M \\ I_drop}(|score|, k)
+
+Every layer keeps its exact number of links. `rules` defines the scores: RigL uses the dense
+gradient, SET random numbers, and a static network has ζ = 0. k is traced, so that one
+compiled program serves all fractions and all lanes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.sparse.growth import dense_grow
+from rlx2_jax.sparse.masks import Predicate, check_same_tree, is_weight, largest
+from rlx2_jax.types import Array, Masks, Params
+
+REGROW = ("keep", "zero", "forbid")
+# floor(live · ζ) as float64 gives it: float32 may fall just short of a whole number.
+_FLOOR_GUARD = 1.0 + 2.0**-22
+
+
+def update_fraction(step: Array | int, zeta0: Array | float, t_end: Array | int) -> Array:
+    """ζ_t = ζ_0/2 (1 + cos(π t / T_end)) until T_end, then 0: f32[]."""
+    t = jnp.asarray(step, jnp.float32) / jnp.asarray(t_end, jnp.float32)
+    fraction = 0.5 * jnp.asarray(zeta0, jnp.float32) * (1.0 + jnp.cos(jnp.pi * t))
+    return jnp.where(t < 1.0, fraction, 0.0)
+
+
+class Evolution(NamedTuple):
+    """New parameters and masks, and which links keep their value (and moments and target)."""
+
+    params: Params
+    masks: Masks
+    inherited: Masks
+
+
+def evolve(
+    params: Params,
+    masks: Masks,
+    grow_scores: Params,
+    fraction: Array | float,
+    *,
+    keep_scores: Params | None = None,
+    regrow: str = "keep",
+    sparse: Predicate = is_weight,
+) -> tuple[Params, Masks]:
+    """One drop-and-grow step of every layer (Algorithm 1). Leaves that are not sparse pass through.
+
+    Args:
+      params, masks, grow_scores: trees of the same structure; growth takes the largest |score|.
+      fraction: ζ_t in [0, 1], possibly traced.
+      keep_scores: links with the smallest score are dropped; default |θ|.
+      regrow: whether links just dropped may regrow: `keep`, at once and with their value (as in
+        the paper, its code and RigL); `zero`, from zero; `forbid`, not in this step.
+      sparse: which leaves evolve, given path and leaf.
+    """
+    evolved = evolution(
+        params,
+        masks,
+        grow_scores,
+        fraction,
+        keep_scores=keep_scores,
+        regrow=regrow,
+        sparse=sparse,
+    )
+    return evolved.params, evolved.masks
+
+
+def evolution(
+    params: Params,
+    masks: Masks,
+    grow_scores: Params,
+    fraction: Array | float,
+    *,
+    keep_scores: Params | None = None,
+    regrow: str = "keep",
+    sparse: Predicate = is_weight,
+) -> Evolution:
+    """`evolve`, also returning which links keep their value."""
+    keep_scores = params if keep_scores is None else keep_scores
+    check_same_tree(params, keep_scores, "params", "keep_scores")
+    check_same_tree(params, masks, "params", "masks")
+    check_same_tree(params, grow_scores, "params", "grow_scores")
+    flat, treedef = jax.tree_util.tree_flatten_with_path(params)
+    evolved = [
+        evolve_layer(p, m, partial(dense_grow, s), fraction, keep, regrow=regrow)
+        if sparse(path, p)
+        else Evolution(p, m, m)
+        for (path, p), m, s, keep in zip(
+            flat, *map(jax.tree.leaves, (masks, grow_scores, keep_scores))
+        )
+    ]
+    return Evolution(*(jax.tree.unflatten(treedef, field) for field in zip(*evolved)))
+
+
+def evolve_layer(
+    weight: Array,
+    mask: Array,
+    grow: Callable[[Array, Array], Array],
+    fraction: Array | float,
+    keep_score: Array | None = None,
+    *,
+    regrow: str = "keep",
+) -> Evolution:
+    """One layer of `evolution`.
+
+    `grow(taken, k)` gives a mask of k places that are not taken. Links with the smallest
+    |keep_score| (default: the weight) are dropped.
+    """
+    if regrow not in REGROW:
+        raise ValueError(f"unknown regrow {regrow!r}: use one of {REGROW}")
+    if isinstance(fraction, int | float) and not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"the update fraction {fraction} is not in [0, 1]")
+    score = weight if keep_score is None else keep_score
+    live = mask.sum(dtype=jnp.int32)
+    k = links_to_move(live, fraction)
+    if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
+        k = jnp.minimum(k, mask.size - live)
+    kept = largest(jnp.where(mask, jnp.abs(score), -1.0), live - k)
+    new_mask = kept | grow(mask if regrow == "forbid" else kept, k)
+    inherited = (new_mask & mask) if regrow == "keep" else kept
+    return Evolution(jnp.where(inherited, weight, 0.0), new_mask, inherited)
+
+
+def links_to_move(live: Array, fraction: Array | float) -> Array:
+    """k = floor(live · ζ): i32[]."""
+    k = jnp.floor(live.astype(jnp.float32) * jnp.asarray(fraction, jnp.float32) * _FLOOR_GUARD)
+    return jnp.clip(k.astype(jnp.int32), 0, live)
+
+
+class Schedule(NamedTuple):
+    """When one network of one lane evolves, and how. All scalars, all traced."""
+
+    zeta0: Array  # ζ_0; 0 never evolves (static and dense networks)
+    interval: Array  # Δ_m, in updates of this network
+    t_end: Array  # T_end, likewise
+    grow: Array  # number of the growth rule among those of the program
+    drop: Array  # number of the drop rule, likewise
+
+    def due(self, count: Array) -> Array:
+        """Whether update `count` (from 1) is a mask update: bool[]."""
+        return (self.zeta0 > 0) & (count % self.interval == 0) & (count < self.t_end)
+
+    def fraction(self, count: Array) -> Array:
+        """ζ at update `count`: 0, which changes nothing, where no mask update is due."""
+        return jnp.where(self.due(count), update_fraction(count, self.zeta0, self.t_end), 0.0)

@@ -1,0 +1,1 @@
+"""Training runs: lanes, loops, evaluation, checkpoints, logs."""

@@ -1,0 +1,100 @@
+"""What else a run's numbers depend on: versions, kernels, flags and the processor."""
+
+import contextlib
+import importlib.metadata as metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import jax
+
+from rlx2_jax import files
+from rlx2_jax._version import __version__
+from rlx2_jax.kernels import native
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
+_NO_EFFECT = ("python", "orbax-checkpoint", "flax")  # on the results of a resumed run
+_VECTOR = ("avx", "fma", "f16c", "amx", "asimd", "neon", "sve")  # beginnings of flags
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, of Python and of what a run uses."""
+    found = {"rlx2_jax": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, where it is one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+        return done.stdout.strip() or None
+    return None
+
+
+def processor() -> str:
+    """The CPU's name, if the system reports it."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The CPU's vector instructions: which of them there are decides how sums are rounded."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        line = next(x for x in file if x.startswith(("flags", "Features")))
+        found = set(line.split(":", 1)[1].split())
+    return " ".join(sorted(x for x in found if x.startswith(_VECTOR)))
+
+
+def device() -> str:
+    """The kind of device that JAX computes on.
+
+    Raises:
+      ValueError: there is none, because of JAX_PLATFORMS for instance.
+    """
+    try:
+        return jax.default_backend()
+    except Exception as error:  # RuntimeError, or AssertionError by some versions
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        raise ValueError(
+            f"JAX finds no device ({files.first_line(error)}): JAX_PLATFORMS is "
+            f"{asked or 'unset'}, use JAX_PLATFORMS=cpu, or install JAX for the device"
+        ) from error
+
+
+def fingerprint() -> dict[str, str]:
+    """Everything besides settings and seeds that decides a run's numbers, by name."""
+    return {
+        **versions(),
+        "commit": git_commit() or "unknown",
+        "device": device(),
+        "kernels": native.execution(),
+        "processor": processor(),
+        "instructions": instructions(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "jax_enable_x64": str(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
+        "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),  # pyright: ignore
+        "jax_default_prng_impl": str(jax.config.jax_default_prng_impl),  # pyright: ignore
+        "jax_threefry_partitionable": str(jax.config.jax_threefry_partitionable),  # pyright: ignore
+    }
+
+
+def differences(saved: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What changed since a checkpoint was written and may change numbers, a line each. Things that
+    an older checkpoint did not note are left out."""
+    return [
+        f"{name} was {saved.get(name) or 'unset'} and is {now.get(name) or 'unset'}"
+        for name in sorted(saved)
+        if name not in _NO_EFFECT and saved.get(name) != now.get(name)
+    ]

@@ -1,0 +1,89 @@
+"""Protects a run directory: a lock against a second process, and clean stops on signals."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlx2_jax.training.run import RunError
+
+LOCK = "run.lock"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Locks the run directory; a second process is refused."""
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError as error:
+        raise RunError(
+            f"{directory}: checkpoints need a path in UTF-8, choose another --logdir"
+        ) from error
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Neither through a link, nor waiting for the other end of a pipe.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(directory / LOCK, flags, 0o666)
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {directory} ({error.strerror}): choose another --logdir"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise RunError(f"{directory / LOCK} is not a regular file: delete it")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"{directory} is in use by another process: wait for it, or choose another --logdir"
+            ) from error
+        yield
+    finally:
+        os.close(file)
+
+
+class Stopper:
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the current step; a second
+    signal ends the process at once, unless one of them is SIGHUP: when a session ends, several come
+    together. SIGHUP stays ignored where it is (`nohup`). Does nothing outside the main thread,
+    which alone gets signals."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Stopper":
+        self._old: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: Any) -> None:
+        if self.signal is not None and signal.SIGHUP not in (self.signal, number):
+            # Nothing is left half written: files are renamed into place or cut back on resume.
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopped immediately: --resume continues from the last checkpoint\n")
+            os._exit(128 + number)
+        if self.signal is None or number != signal.SIGHUP:
+            self.signal = number
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+
+class Stopped(Exception):
+    """The run was stopped by a signal, after saving everything."""
+
+    def __init__(self, message: str, signal_number: int):
+        self.signal_number = signal_number
+        super().__init__(message)

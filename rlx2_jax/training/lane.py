@@ -1,0 +1,351 @@
+"""One lane: an agent, its replay buffer and its counters, and what one time step does to them.
+
+    act → environment → add → [every Δ_b] policy distance, trim → sample → update → act
+
+Pure functions of one lane, to be `vmap`ped over lanes by the caller with the time `t` unbatched.
+All randomness derives from (seed, stream, time), so a lane does not depend on its neighbours.
+"""
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax import networks
+from rlx2_jax.agents import ALGORITHMS
+from rlx2_jax.agents.common import BY_COUNT, Due, switched_n
+from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.control_flow import every
+from rlx2_jax.networks import convert
+from rlx2_jax.options import NEVER
+from rlx2_jax.prng import THREEFRY
+from rlx2_jax.replay import buffer
+from rlx2_jax.sparse.topology import Schedule
+from rlx2_jax.types import Array, Network, Transition
+
+
+class Stream(enum.IntEnum):
+    """What a random number is for."""
+
+    INIT = 0
+    WARMUP = 1
+    ACT = 2
+    SAMPLE = 3
+    UPDATE = 4
+    ENVIRONMENT = 5
+    EVALUATION = 6
+    DEMONSTRATION = 7
+
+
+def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
+    """The key of one (seed, stream, time); a seed is a whole number, or raw key data u32[2]."""
+    # The same numbers either way: what is drawn once need not be fast, but quick to compile.
+    impl = None if stream == Stream.INIT else THREEFRY
+    if jnp.ndim(seed):
+        key = jax.random.wrap_key_data(jnp.asarray(seed), impl=impl)
+    else:
+        key = jax.random.key(seed, impl=impl)
+    return jax.random.fold_in(jax.random.fold_in(key, stream), time)
+
+
+class Outcome(NamedTuple):
+    """What the environments of one lane answered: `[envs, ...]`."""
+
+    next_obs: Array  # what the action led to
+    obs: Array  # what to act on next (a new episode's first observation after an end)
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Acting(NamedTuple):
+    """The action that the environments are about to take: `[envs, ...]`."""
+
+    obs: Array
+    action: Array
+    mean: Array
+
+
+class Stats(NamedTuple):
+    """Counters that a run reports."""
+
+    alive: Array  # bool: False once a gradient was not finite; the agent is then frozen
+    distance: Array  # D(B, φ) at the last check
+    trims: Array  # checks that forgot something
+    evolutions: dict[str, Array]  # per network, mask updates that were due
+    ever: dict[str, list[Array]]  # per network and weight matrix, a bit for each link ever live
+
+
+class LaneState(NamedTuple):
+    """Everything that a lane carries from step to step."""
+
+    seed: Array  # i32[], or raw key data u32[2]
+    agent: Any  # td3.State or sac.State
+    replay: buffer.Buffer
+    acting: Acting
+    stats: Stats
+    expert: Any = None  # critic parameters of a trained expert: RigL+Q*
+
+
+def init(config: Config, lane: Lane, obs: Array, *, horizon: int | None = None) -> LaneState:
+    """A lane before its first step.
+
+    Args:
+      obs: the environments' first observations, `[envs, obs]`.
+      horizon: their time limit, if they have one.
+    """
+    seed = jnp.asarray(lane.seed, jnp.int32)
+    return start(config, seed, init_agent(config, lane, seed), obs, horizon=horizon)
+
+
+def init_agent(config: Config, lane: Lane, seed: Array) -> Any:
+    """The agent of a lane; `seed` may be traced, and then the lane's own is not looked at."""
+    return ALGORITHMS[config.algo].init(stream_key(seed, Stream.INIT, 0), config, lane)
+
+
+def start(
+    config: Config, seed: Array, agent: Any, obs: Array, *, horizon: int | None = None
+) -> LaneState:
+    """A lane with a given agent and an empty buffer, about to take its first action."""
+    action = random_action(seed, 1, config)
+    ones = jnp.ones(config.num_envs)
+    example = Transition(obs, action, ones, obs, ones > 0, ones > 0, _kept_mean(config, action))
+    replay = buffer.init(config.capacity, example, horizon=horizon, n=config.n_max)
+    zero = jnp.zeros((), jnp.int32)
+    nets = {"actor": agent.actor, "critic": agent.critic}
+    stats = Stats(
+        alive=jnp.ones((), bool),
+        distance=jnp.zeros(()),
+        trims=zero,
+        evolutions=dict.fromkeys(nets, zero),
+        ever={name: _bits(net) for name, net in nets.items()},
+    )
+    obs = jnp.asarray(obs, jnp.float32)
+    acting = Acting(obs, action, action)
+    if warmup_time(config) + 1 < config.n_max:
+        raise ValueError(
+            f"warmup={config.warmup} gives fewer steps than a window of n_max={config.n_max} has "
+            f"when updates begin: use at least {(config.n_max - 1) * config.num_envs}"
+        )
+    return LaneState(seed, agent, replay, acting, stats)
+
+
+def step(
+    state: LaneState, outcome: Outcome, t: Array, config: Config, hyper: Hyper, *, learn: bool
+) -> tuple[LaneState, dict[str, Array]]:
+    """One time step: store what happened at time `t` (from 1), trim, learn, act for `t + 1`.
+
+    Right at every `t`: branches decide what is due. Loops use it for events only, and
+    `plain_step` in between.
+
+    Args:
+      t: time steps so far, this one included; `config.num_envs` environment steps each. Not
+        batched over lanes.
+      learn: static; False in warm-up, that is while `t <= warmup_time(config)`.
+    """
+    replay = _store(state, outcome, config, hyper, True)
+    length, stats = _trim(state.agent, replay, state.stats, t, config, hyper)
+    replay = replay._replace(length=length)
+    agent, metrics = state.agent, {}
+    if learn:
+        agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, (BY_COUNT,), True)
+    state = state._replace(agent=agent, replay=replay, stats=stats)
+    return state._replace(acting=act(state, outcome.obs, t + 1, config, hyper)), metrics
+
+
+def plain_step(
+    state: LaneState,
+    outcome: Outcome,
+    t: Array,
+    config: Config,
+    hyper: Hyper,
+    *,
+    dues: tuple[Due, ...],
+    active: Array | bool = True,
+) -> tuple[LaneState, dict[str, Array]]:
+    """A time step at which no mask evolves and the buffer is not checked, without branches: what
+    `step` does at all other times than `segments.next_event`.
+
+    Args:
+      dues: static; the updates of this time step, repeated up to `config.updates_per_step`. None
+        in warm-up.
+      active: False changes nothing.
+    """
+    replay = _store(state, outcome, config, hyper, active)
+    agent, stats, metrics = state.agent, state.stats, {}
+    if dues:
+        agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, dues, active)
+    state = state._replace(agent=agent, replay=replay, stats=stats)
+    acting = act(state, outcome.obs, t + 1, config, hyper)
+    if active is not True:
+        acting = jax.tree.map(lambda a, b: jnp.where(active, a, b), acting, state.acting)
+    return state._replace(acting=acting), metrics
+
+
+def act(state: LaneState, obs: Array, t: Array, config: Config, hyper: Hyper) -> Acting:
+    """The actions of time `t`: uniform at random in warm-up, then the exploring policy's."""
+    key = stream_key(state.seed, Stream.ACT, t)
+    action, mean = ALGORITHMS[config.algo].act(state.agent, obs, key, config, hyper)
+    chance = random_action(state.seed, t, config)
+    warm = t <= warmup_time(config)
+    return Acting(
+        obs.astype(jnp.float32), jnp.where(warm, chance, action), jnp.where(warm, chance, mean)
+    )
+
+
+def random_action(seed: Array, t: Array | int, config: Config) -> Array:
+    """Warm-up's action, uniform in [-1, 1]: `[envs, act]`."""
+    key = stream_key(seed, Stream.WARMUP, t)
+    return jax.random.uniform(key, (config.num_envs, config.action_dim), minval=-1.0, maxval=1.0)
+
+
+def warmup_time(config: Config) -> int:
+    """The last time step of warm-up."""
+    return -(-config.warmup // config.num_envs)
+
+
+def total_time(config: Config) -> int:
+    """The last time step of a run."""
+    return -(-config.steps // config.num_envs)
+
+
+def _store(
+    state: LaneState, outcome: Outcome, config: Config, hyper: Hyper, valid: Array | bool
+) -> buffer.Buffer:
+    acting = state.acting
+    transition = Transition(
+        acting.obs,
+        acting.action,
+        outcome.reward,
+        outcome.next_obs,
+        outcome.terminated,
+        outcome.truncated,
+        _kept_mean(config, acting.mean),
+    )
+    return buffer.add(state.replay, transition, limit=hyper.b_max, valid=valid)
+
+
+def _kept_mean(config: Config, mean: Array) -> Array | None:
+    return mean if config.behaviour == "mean" else None
+
+
+def _trim(
+    agent: Any, replay: buffer.Buffer, stats: Stats, t: Array, config: Config, hyper: Hyper
+) -> tuple[Array, Stats]:
+    """Every Δ_b environment steps: Algorithm 3, lines 11-18. The replay arrays are only read, so
+    that the branch copies nothing."""
+    policy = ALGORITHMS[config.algo].mean_action
+    own_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)
+
+    def check(before: tuple[Array, Stats]) -> tuple[Array, Stats]:
+        stats = before[1]
+        current = lambda obs: policy(networks.online(agent.actor), obs)  # noqa: E731
+        form = {"distance": config.distance, "behaviour": config.behaviour}
+        distance = buffer.policy_distance(replay, current, config.oldest_k, **form)
+        bounds = {"b_min": hyper.b_min, "b_max": hyper.b_max, "full": config.trim_full}
+        if config.trim == "ratio":
+            hard = config.b_min_bound == "hard"
+            trimmed = buffer.trim(
+                replay, distance, hyper.d0, ratio=hyper.trim_ratio, hard=hard, **bounds
+            )
+        else:  # a fixed buffer (ratio 0) has no threshold
+            threshold = jnp.where(hyper.trim_ratio > 0, hyper.d0, jnp.inf)
+            trimmed = buffer.trim_until(
+                replay, current, threshold, config.oldest_k, **form, **bounds
+            )
+        due = t % own_interval == 0
+        length = jnp.where(due, trimmed.length, replay.length)
+        return length, stats._replace(
+            distance=jnp.where(due, distance, stats.distance),
+            trims=stats.trims + (length < replay.length),
+        )
+
+    interval = max(config.buffer_interval // config.num_envs, 1)
+    return every(interval, t, check, (replay.length, stats))
+
+
+def _learn(
+    state: LaneState,
+    replay: buffer.Buffer,
+    stats: Stats,
+    t: Array,
+    config: Config,
+    hyper: Hyper,
+    dues: tuple[Due, ...],
+    active: Array | bool,
+) -> tuple[Any, Stats, dict[str, Array]]:
+    """`config.updates_per_step` gradient updates, each from a batch of its own: those of `dues`,
+    in a loop if they are fewer."""
+    algorithm, updates = ALGORITHMS[config.algo], config.updates_per_step
+    seed, done = state.seed, (t - warmup_time(config) - 1) * updates
+    guide = {} if state.expert is None else {"expert": state.expert}
+
+    def one(
+        agent: Any, stats: Stats, count: Array, due: Due
+    ) -> tuple[Any, Stats, dict[str, Array]]:
+        env_step = t * config.num_envs
+        reach = switched_n(env_step, count, config, hyper)
+        key = stream_key(seed, Stream.SAMPLE, count)
+        batch = buffer.sample(replay, key, config.batch_size, config.n_max, reach=reach)
+        key = stream_key(seed, Stream.UPDATE, count)
+        own = _frozen_unless(stats.alive, hyper)
+        new, metrics = algorithm.update(
+            agent, batch, key, env_step, count, config, own, due=due, active=active, **guide
+        )
+        if due.evolves:
+            stats = _count(stats, new, count, config, own)
+        alive = stats.alive & (metrics["finite"] | ~jnp.asarray(active))
+        return new, stats._replace(alive=alive), metrics
+
+    def several(agent: Any, stats: Stats, first: Array) -> tuple[Any, Stats, dict[str, Array]]:
+        metrics: dict[str, Array] = {}
+        for i, due in enumerate(dues):
+            agent, stats, metrics = one(agent, stats, first + i, due)
+        return agent, stats, metrics
+
+    if updates == len(dues):
+        return several(state.agent, stats, done + 1)
+
+    def body(carry: tuple[Any, Stats], first: Array):
+        agent, stats, metrics = several(*carry, first)
+        return (agent, stats), metrics
+
+    firsts = done + jnp.arange(1, updates + 1, len(dues))
+    (agent, stats), metrics = jax.lax.scan(body, (state.agent, stats), firsts)
+    return agent, stats, jax.tree.map(lambda x: x[-1], metrics)
+
+
+def _frozen_unless(alive: Array, hyper: Hyper) -> Hyper:
+    """`hyper`, or one under which no network moves any more: a gradient was not finite."""
+    still = lambda x: jnp.where(alive, x, jnp.zeros_like(x))  # noqa: E731
+    return hyper._replace(
+        learning_rate=still(hyper.learning_rate),
+        tau=still(hyper.tau),
+        critic=hyper.critic._replace(zeta0=still(hyper.critic.zeta0)),
+        actor=hyper.actor._replace(zeta0=still(hyper.actor.zeta0)),
+    )
+
+
+def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper) -> Stats:
+    """Counters of the mask updates that this gradient update may have held."""
+    evolutions, ever = dict(stats.evolutions), dict(stats.ever)
+    for name, delay in (("critic", 1), ("actor", config.policy_delay)):
+        own: Schedule = getattr(hyper, name)
+        evolutions[name] += (count % delay == 0) & own.due(count // delay)
+        live = getattr(agent, name)
+        ever[name] = every(
+            min(config.mask_interval * delay, NEVER),
+            count,
+            lambda ever: jax.tree.map(jnp.bitwise_or, ever, _bits(live)),  # noqa: B023
+            ever[name],
+        )
+    return stats._replace(evolutions=evolutions, ever=ever)
+
+
+def _bits(network: Network) -> list[Array]:
+    """The masks of all weight matrices, eight links to a byte: `[bytes]`, or `[members, bytes]`."""
+    lead = () if network.members is None else (network.members,)
+    leaves = jax.tree.leaves(convert.dense_masks(network))
+    kernels = [mask for mask in leaves if mask.ndim == len(lead) + 2]
+    return [jnp.packbits(mask.reshape(*lead, -1), axis=-1) for mask in kernels]

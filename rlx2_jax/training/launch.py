@@ -1,0 +1,217 @@
+"""Builds a `Run` from settings, for the command line, the sweeps and `train`."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Sequence
+
+from rlx2_jax import config as configs
+from rlx2_jax import envs
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.option_table import CONFIG, LANE, RUN
+from rlx2_jax.options import NEVER
+from rlx2_jax.training import fingerprint, plan, preflight
+from rlx2_jax.training.run import (
+    Run,
+    available_memory,
+    chunk_size,
+    disk_bytes,
+    label,
+    lane_bytes,
+    lane_ledger,
+    memory_bytes,
+)
+from rlx2_jax.training.settings import SettingError as SettingError
+from rlx2_jax.training.settings import Settings as Settings
+
+
+def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -> Config:
+    """The one Config that serves all lanes."""
+    fields = {**configs.preset(settings.preset, settings.algo), **settings.choices}
+    default = _default_b_max(settings)
+    b_max = [default if lane.b_max is None else lane.b_max for lane in lanes]
+    # A buffer never holds more transitions than the run makes.
+    made = -(-settings.steps // settings.num_envs) * settings.num_envs
+    capacity = settings.capacity
+    if capacity is None:
+        capacity = min(max(b_max), made)
+    if fields.get("critic_actions") == "environment":
+        fields |= {"action_low": spec.action_low, "action_high": spec.action_high}
+    n = [configs.METHODS.get(x.method, {}).get("n") if x.n is None else x.n for x in lanes]
+    return Config(
+        **{
+            "oldest_k": min(8 * settings.batch_size, NEVER),
+            **fields,
+            "algo": settings.algo,
+            "obs_dim": spec.obs_dim,
+            "action_dim": spec.action_dim,
+            "hidden": tuple(settings.hidden),
+            "batch_size": settings.batch_size,
+            "num_envs": settings.num_envs,
+            "updates_per_step": _updates_per_step(settings),
+            "steps": settings.steps,
+            "warmup": settings.warmup,
+            "capacity": capacity,
+            "n_max": max(LANE["n"].default_of(settings.algo) if x is None else x for x in n),
+            "mask_interval": _shared_interval("mask_interval", lanes),
+            "buffer_interval": _shared_interval("buffer_interval", lanes),
+            "grow": _rules("grow", lanes),
+            "drop": _rules("drop", lanes),
+        }
+    )
+
+
+def _default_b_max(settings: Settings) -> int:
+    """B_max of lanes that do not set it: the capacity if one was given."""
+    preset = configs.preset(settings.preset, settings.algo)
+    default = preset.get("capacity", LANE["b_max"].default)
+    return default if settings.capacity is None else settings.capacity
+
+
+def _updates_per_step(settings: Settings) -> int:
+    RUN["utd"].check(settings.utd)
+    updates = settings.utd * settings.num_envs
+    most = CONFIG["updates_per_step"].most or NEVER
+    if not 1 <= updates <= most or abs(updates - round(updates)) > 1e-9:
+        raise SettingError(
+            f"--utd={settings.utd} x --num_envs={settings.num_envs} is {updates:g} updates per "
+            f"time step: it must be a whole number of at least 1 and at most {most}"
+        )
+    return round(updates)
+
+
+def _rules(name: str, lanes: Sequence[Lane]) -> tuple[str, ...]:
+    """The growth or drop rules that lanes use."""
+    found = set()
+    for lane in lanes:
+        default = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
+        found.add(default if getattr(lane, name) is None else getattr(lane, name))
+    return tuple(sorted(found))
+
+
+def _interval(name: str, lane: Lane) -> int:
+    value = getattr(lane, name)
+    value = LANE[name].default if value is None else value
+    LANE[name].check(value)
+    return value
+
+
+def _shared_interval(name: str, lanes: Sequence[Lane]) -> int:
+    """The branch interval of one program: the gcd of its lanes' intervals. Lanes that never reach
+    theirs do not count."""
+    values = {_interval(name, lane) for lane in lanes}
+    return math.gcd(*(values - {NEVER} or {NEVER}))
+
+
+def env_spec(settings: Settings) -> envs.EnvSpec:
+    """Sizes of the environment's spaces."""
+    options = settings.env_options
+    try:
+        if settings.env_backend in envs.DEVICE_BACKENDS:
+            return envs.make_device(settings.env, settings.env_backend, **options).spec
+        host = envs.make_host(settings.env, 1, settings.env_backend, **options)
+    except (ValueError, ImportError) as error:
+        text = f"--env={settings.env} with --env_backend={settings.env_backend}: {error}"
+        raise SettingError(text) from error
+    except envs.RAISED as error:
+        envs.check_interrupted(error)
+        raise SettingError(f"--env={settings.env}: {envs.describe(error)}") from error
+    host.close()
+    return host.spec
+
+
+def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
+    """A run of `lanes`; raises on every invalid setting, before anything is compiled."""
+    fingerprint.device()
+    preflight.check_lanes(len(lanes))
+    for name, option in {**CONFIG, **RUN}.items():
+        if name not in ("hidden", "execution") and getattr(settings, name, None) is not None:
+            option.check(getattr(settings, name))
+    config = make_config(settings, lanes, env_spec(settings))
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    preflight.check_size(config, settings.episodes, installed, backend=settings.env_backend)
+    filled = [
+        dataclasses.replace(
+            lane,
+            b_max=_default_b_max(settings) if lane.b_max is None else lane.b_max,
+            mask_interval=_interval("mask_interval", lane),
+            buffer_interval=_interval("buffer_interval", lane),
+        )
+        for lane in lanes
+    ]
+    return Run(
+        env=settings.env,
+        backend=settings.env_backend,
+        config=config,
+        lanes=plan.choose(
+            config, [configs.resolve(config, lane) for lane in filled], settings.execution
+        ),
+        eval_interval=settings.eval_interval,
+        metrics_interval=settings.metrics_interval,
+        checkpoint_interval=settings.checkpoint_interval,
+        episodes=settings.episodes,
+        keep=settings.keep,
+        chunk=settings.chunk,
+        pipeline=settings.pipeline,
+        env_options=dict(settings.env_options),
+    )
+
+
+# Measured on two cores: arithmetic per second of each form, and an environment's step.
+_RATE = {"masked": 90e9, "compact": 27e9}
+_ENV_SECONDS = 40e-6
+
+
+_ledger = functools.lru_cache(lane_ledger)  # equal for all seeds
+
+
+def seconds_per_step(run: Run) -> float:
+    """Estimated time of one environment step of every lane on a 2-core CPU."""
+    total = 0.0
+    for lane in run.lanes:
+        method = "dense" if lane.execution == "masked" else lane.method
+        ledger = _ledger(run.config, dataclasses.replace(lane, method=method, seed=0))
+        update = ledger.train_flops / _RATE[lane.execution]
+        total += _ENV_SECONDS + update * run.config.updates_per_step / run.config.num_envs
+    return total
+
+
+def describe(run: Run) -> str:
+    """The output of `--dry_run`."""
+    config = run.config
+    size = chunk_size(run, available_memory())
+    each = lane_bytes(run)
+    chunks = -(-len(run.lanes) // size)
+    lines = [f"{run.env} ({run.backend}), {config.algo}, {config.steps:,} steps per lane", ""]
+    lines += ["configuration:"]
+    lines += [f"  {k} = {v}" for k, v in dataclasses.asdict(config).items()]
+    lines += ["", f"{len(run.lanes)} lanes in {chunks} chunk(s) of up to {size}; programs:"]
+    for first in range(0, len(run.lanes), size):
+        lines += [f"  {x}" for x in plan.describe(config, run.lanes[first : first + size], first)]
+    lines += ["lanes:"]
+    for i, lane in enumerate(run.lanes):
+        ledger = _ledger(config, dataclasses.replace(lane, seed=0))
+        lines.append(
+            f"  {label(lane, i):<16} n={lane.n} ζ0={lane.zeta0} D0={lane.d0} "
+            f"sparsity {lane.actor_sparsity}/{lane.critic_sparsity}  "
+            f"{ledger.total_parameters:,.0f} parameters ({ledger.relative.total_parameters:.3f}x)  "
+            f"{ledger.train_flops / 1e6:,.1f} MFLOP per update ({ledger.relative.train_flops:.3f}x)"
+        )
+    guess = seconds_per_step(run)
+    notes = [f"warning: {text}" for text in preflight.warnings(run)]
+    if config.distance == "l2":
+        notes.append(
+            "note: with --distance=l2 exploration noise alone gives a policy distance of about "
+            f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may go to b_min"
+        )
+    lines += [
+        "",
+        f"memory: {memory_bytes(run, run.lanes[:size]) / 1e9:.2f} GB at most (start, checkpoints, "
+        f"resume), {each / 1e9:.3f} GB per lane, {available_memory() / 1e9:.1f} GB available",
+        f"disk:   up to {disk_bytes(run) / 1e9:.2f} GB of checkpoints",
+        f"speed:  about {1 / guess:,.0f} steps/s per lane on two CPU cores, evaluation left out: "
+        f"{config.steps * guess / 3600:,.1f} hours",
+        *notes,
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""Checks that a run fits this machine, for `--dry_run` and before every start."""
+
+import os
+import shutil
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+from rlx2_jax import checks, envs
+from rlx2_jax.algorithms import NETWORK_USE
+from rlx2_jax.config import Config
+from rlx2_jax.option_table import MAX_LANES
+from rlx2_jax.options import NEVER
+from rlx2_jax.training import execute as execution
+from rlx2_jax.training import fingerprint
+from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.run import Run, available_memory, chunk_size, disk_bytes
+from rlx2_jax.training.settings import SettingError
+
+# Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
+# episode of 1000 steps has records besides.
+_LINK_BYTES, _ENV_BYTES, _EPISODE_BYTES = 90, 1_000_000, 32_000
+
+
+def check_lanes(count: int) -> None:
+    """Refuses no lanes, and more than a run can have."""
+    if not 1 <= count <= MAX_LANES:
+        raise SettingError(
+            f"{count:,} lanes: a run has at least one and at most {MAX_LANES:,}; use several runs, "
+            f"with --first_seed or shorter lists"
+        )
+
+
+def check_window(config: Config) -> None:
+    """The first update needs a window of n steps."""
+    if lanes_.warmup_time(config) + 1 < config.n_max:
+        raise SettingError(
+            f"--warmup={config.warmup} gives fewer steps than a window of n={config.n_max} when "
+            f"updates begin: use at least --warmup={(config.n_max - 1) * config.num_envs}"
+        )
+
+
+def check_size(config: Config, episodes: int, memory: int, *, backend: str = "gymnasium") -> None:
+    """Refuses sizes for which a single lane needs more than `memory` bytes."""
+    needs = lane_needs(config, episodes, on_host=backend in envs.HOST_BACKENDS)
+    total = sum(needs.values())
+    if total > memory:
+        flag, most = max(needs.items(), key=lambda item: item[1])
+        raise SettingError(
+            f"{flag}: a lane needs about {_gigabytes(total)} of memory, {_gigabytes(most)} of it "
+            f"for this setting, and there are {_gigabytes(memory)}: use a smaller "
+            f"{flag.split('=')[0]}"
+        )
+
+
+def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[str, int]:
+    """Estimated bytes of one lane, by the flag that determines them; cheap for any sizes."""
+    obs, act, rows = config.obs_dim, config.action_dim, config.batch_size
+    actor, critic = (
+        sum((i + 1) * o for i, o in pairwise(sizes))
+        for sizes in (config.actor_sizes, config.critic_sizes)
+    )
+    units, widest = sum(config.hidden), max(config.hidden)
+    # SAC's targets need the policy at every step of a window.
+    passes = config.n_max if NETWORK_USE[config.algo].target_every_step else 1
+    batch = 2 * (config.n_max + 1) * (obs + act + 2) + (6 + passes) * units
+    hidden = ",".join(map(str, config.hidden))
+    each = _ENV_BYTES if on_host else 100 * (obs + act)
+    oldest = 8 * config.oldest_k * (obs + 2 * act + 2 * widest)
+    follows = config.oldest_k == min(8 * rows, NEVER)  # the batch size decides it
+    return {
+        # Weights, moments, targets, masks, gradients, scores, and copies when they are saved.
+        f"--hidden={hidden}": _LINK_BYTES * (actor + config.critics * critic),
+        f"--batch_size={rows}": 4 * rows * batch + (oldest if follows else 0),
+        f"--oldest_k={config.oldest_k}": 0 if follows else oldest,
+        f"--capacity={config.capacity}": config.capacity * (4 * (obs + act + 1) + 2 * act + 2),
+        f"--num_envs={config.num_envs}": config.num_envs * each,
+        f"--episodes={episodes}": episodes * (each + _EPISODE_BYTES),
+    }
+
+
+def check(run: Run, logdir: Path | None = None) -> list[str]:
+    """Refuses a run that this machine cannot execute now; returns warnings, one line each.
+
+    Args:
+      logdir: the directory of a run that is about to start, or None.
+    """
+    fingerprint.device()
+    check_window(run.config)
+    memory = available_memory()
+    # As `chunk_size`, leave a third to the compiler and to others.
+    check_size(run.config, run.episodes, memory * 2 // 3, backend=run.backend)
+    chunk_size(run, memory)
+    if logdir is not None:
+        _check_directory(logdir)
+    check_disk(run, logdir or Path())
+    return warnings(run)
+
+
+def warnings(run: Run) -> list[str]:
+    """Settings that never take effect; lanes with the same message are listed together."""
+    found: dict[str, list[int]] = {}
+    for i, lane in enumerate(run.lanes):
+        for message in checks.never_effective(run.config, lane):
+            found.setdefault(message, []).append(i)
+    return [f"{_name_lanes(run, own)}{message}" for message, own in found.items()]
+
+
+def check_disk(run: Run, directory: Path) -> None:
+    """Refuses a run whose checkpoints do not fit the disk."""
+    need, free = disk_bytes(run), shutil.disk_usage(_existing(directory)).free
+    if need > free:
+        raise SettingError(
+            f"checkpoints will take about {_gigabytes(need)} and {directory} has "
+            f"{_gigabytes(free)} free: use a smaller --capacity (now {run.config.capacity}) or "
+            f"--keep (now {run.keep}), fewer lanes, or another --logdir"
+        )
+
+
+def _check_directory(logdir: Path) -> None:
+    try:
+        taken = (logdir / execution.CONFIG).exists()
+        parent = _existing(logdir)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--logdir={logdir}: {error}") from error
+    if taken:
+        raise SettingError(
+            f"{logdir} already holds a run: continue it with --resume, or choose another --logdir"
+        )
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise SettingError(
+            f"--logdir={logdir}: {parent} is not a directory that can be written to, choose another"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory or file at or above `path` that exists."""
+    path = path.absolute()
+    return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+
+
+def _name_lanes(run: Run, own: list[int]) -> str:
+    """The lanes that a message is about, as its beginning; nothing where it is about all."""
+    if len(own) == len(run.lanes):
+        return ""
+    methods = ", ".join(Counter(run.lanes[i].name or run.lanes[i].method for i in own))
+    if len(own) <= 4:
+        return f"lane {', '.join(map(str, own))} ({methods}): "
+    return f"{len(own)} lanes ({methods}): "
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB"

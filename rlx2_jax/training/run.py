@@ -1,0 +1,291 @@
+"""A run: its environment, lanes and intervals, and the memory and disk it needs."""
+
+import dataclasses
+import functools
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlx2_jax import config as configs
+from rlx2_jax import envs, files
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.files import Damaged, Warn
+from rlx2_jax.sparse import accounting
+from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.lane_group import LaneFailure
+from rlx2_jax.training.limits import available_memory as available_memory
+from rlx2_jax.training.loop import DeviceLoop, HostLoop
+
+FORMAT = 5  # of the run directory
+# Fields of `Config` that directories of this format may lack, and what they then are.
+_LATER = {
+    "critic_actions": "unit",
+    "action_low": None,
+    "action_high": None,
+    "critics": 2,
+    "critic_subset": 0,
+}
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+
+
+class RunError(Exception):
+    """A run cannot start or continue; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The contents of `config.json`: everything that defines a run."""
+
+    env: str
+    config: Config
+    lanes: tuple[Lane, ...]
+    backend: str = "gymnasium"
+    eval_interval: int = 5000  # environment steps
+    metrics_interval: int = 5000
+    checkpoint_interval: int = 50_000
+    episodes: int = 10
+    keep: int = 2
+    chunk: int = 0  # lanes per program; 0: as many as fit memory
+    pipeline: bool = True
+    env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @property
+    def digest(self) -> str:
+        """Identifies the run's settings; the same with and without fields of `_LATER`."""
+        value = self.to_json()
+        fields = value["config"].items()
+        value["config"] = {k: v for k, v in fields if k not in _LATER or v != _LATER[k]}
+        return files.digest(files.to_json(value).encode())
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> "Run":
+        """The run that `to_json` described.
+
+        Raises:
+          RunError: the description is of another format, or does not hold what a run needs.
+        """
+        _check_format(value)
+
+        def build(kind: Any, fields: Any) -> Any:
+            return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+        try:
+            fields = {k: v for k, v in value.items() if k != "format"}
+            fields["config"] = build(Config, _renamed(fields["config"]))
+            fields["lanes"] = tuple(build(Lane, _renamed(lane)) for lane in fields["lanes"])
+            return Run(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"not a description of a run ({files.first_line(error)})") from error
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a `Config` or a `Lane`, those of older versions under today's names."""
+    fields = dict(fields)
+    if "random_growth" in fields:  # until growth was a rule
+        old = fields.pop("random_growth")
+        if "capacity" not in fields:
+            fields["grow"] = None if old is None else "random" if old else "gradient"
+    return fields
+
+
+def _check_format(value: dict[str, Any]) -> None:
+    if value.get("format") != FORMAT:
+        raise RunError(
+            f"the run directory has format {value.get('format')}, this version reads {FORMAT}: "
+            f"resume it with the version that wrote it"
+        )
+
+
+def has_run(directory: Path) -> bool:
+    """Whether a directory holds a run, finished or not."""
+    return (directory / CONFIG).exists() or (directory / CHECKPOINTS / CONFIG).exists()
+
+
+def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool = False) -> Run:
+    """The run that a directory holds.
+
+    Args:
+      warn: told where `config.json` is damaged and its second copy is used instead.
+      allow_imports: whether its environment may import modules and open files, see
+        `envs.check_import`.
+    """
+    directory = Path(directory)
+    path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
+    if not has_run(directory):
+        raise RunError(f"there is no run in {directory}: {CONFIG} is missing")
+    problems = []
+    for candidate in (path, copy):
+        try:
+            _check_format(files.parse_json(candidate))  # first: older formats have no digest
+            run = Run.from_json(files.read_json(candidate))
+        except Damaged as error:
+            problems.append(str(error))
+        except RunError as error:
+            problems.append(f"{candidate}: {error}")
+        else:
+            if problems and warn:
+                warn(f"warning: {problems[0]}; using its copy {copy}")
+            envs.check_import(run.env, run.env_options, allow=allow_imports)
+            return run
+    raise RunError(
+        f"{problems[0]}, and there is no good copy of it: restore the file, or start a new run "
+        f"in another --logdir"
+    )
+
+
+def resume_flags(run: Run, directory: Path) -> str:
+    """The flags that continue a run, as a shell takes them."""
+    try:
+        envs.check_import(run.env, run.env_options, allow=False)
+        consent = ""
+    except ValueError:
+        consent = " --allow_imports"
+    return f"--resume --logdir={shlex.quote(str(directory))}{consent}"
+
+
+def label(lane: Lane, index: int) -> str:
+    """A lane's short name in tables and plots."""
+    return f"{index}:{lane.name or lane.method}/s{lane.seed}"
+
+
+def make_loop(
+    run: Run, lanes: Sequence[Lane], directory: Path, only: Sequence[int] | None = None
+) -> HostLoop | DeviceLoop:
+    """The loop of the run's backend; files that lanes name are relative to `directory`.
+
+    `only`: positions of lanes; groups that have none of them are left out.
+
+    Raises:
+      LaneFailure: an environment could not be made or reset.
+    """
+    lanes = [with_paths(lane, directory) for lane in lanes]
+    try:
+        if run.backend in envs.DEVICE_BACKENDS:
+            env = _guarded(run, envs.make_device, run.env, run.backend)
+            return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes, only=only)
+        make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
+        options = {"episodes": run.episodes, "pipeline": run.pipeline, "only": only}
+        return HostLoop(run.config, list(lanes), make, **options)
+    except EnvironmentFailure as failure:
+        raise LaneFailure(f"set-up: {failure}") from failure
+
+
+def _guarded(run: Run, make: Any, *args: Any) -> Any:
+    """Calls a backend; converts anything that an environment's constructor raises."""
+    try:
+        return make(*args, **run.env_options)
+    except (EnvironmentFailure, ImportError):
+        raise
+    except envs.RAISED as error:
+        envs.check_interrupted(error)
+        raise EnvironmentFailure(run.env, None, error) from error
+
+
+def with_paths(lane: Lane, directory: Path) -> Lane:
+    names = ("weights", "masks", "expert")
+    files = {name: getattr(lane, name) for name in names if getattr(lane, name)}
+    return dataclasses.replace(lane, **{k: str(directory / v) for k, v in files.items()})
+
+
+# Memory of a process without its lanes: imports, compiled programs, the compiler.
+# Measured with XLA's default flags and nothing cached; compact lanes have more to compile.
+_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_300_000_000}
+
+
+def process_bytes(lanes: Sequence[Lane]) -> int:
+    """Memory of a process that trains `lanes`, without the lanes themselves."""
+    return max(_PROCESS_BYTES.get(lane.execution, 0) for lane in lanes)
+
+
+def lane_bytes(run: Run, lane: Lane | None = None) -> int:
+    """Memory of one lane: its replay buffer, networks and moments, the intermediates of
+    an update, and the copy that a checkpoint makes of everything but the buffer."""
+    return _lane_bytes(run.config, configs.network_lane(run.config, lane or run.lanes[0]))
+
+
+@functools.lru_cache(maxsize=256)
+def _lane_bytes(config: Config, lane: Lane) -> int:
+    obs = jax.ShapeDtypeStruct((config.num_envs, config.obs_dim), np.float32)
+    make = lambda obs: lanes_.init(config, lane, obs, horizon=1000)  # noqa: E731
+    state = jax.eval_shape(make, obs)
+    size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+    rows = size(state.replay)
+    units = sum(config.actor_sizes) + config.critics * sum(config.critic_sizes)
+    passes = 4 * config.batch_size * (units + config.n_max * config.obs_dim) * 4
+    return rows + 2 * (size(state) - rows) + passes
+
+
+def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
+    """The most memory that a process training `lanes` (default: the first chunk) takes, at the
+    start, while saving and when resumed."""
+    lanes = run.lanes[: run.chunk or None] if lanes is None else lanes
+    return process_bytes(lanes) + sum(lane_bytes(run, lane) for lane in lanes)
+
+
+def chunk_size(run: Run, memory: int) -> int:
+    """Number of lanes that fit into `memory` bytes together."""
+    each = max(lane_bytes(run, lane) for lane in run.lanes)
+    process = process_bytes(run.lanes)
+    fits = int(max(0, 0.95 * memory - process) // each)
+    if fits < 1 or (run.chunk and run.chunk > fits):
+        wanted = run.chunk or 1
+        advice = f", or --chunk={fits}" if fits else ""
+        raise RunError(
+            f"{wanted} lane(s) of {each / 1e9:.2f} GB and {process / 1e9:.1f} GB for the "
+            f"process do not fit into {memory / 1e9:.1f} GB of memory: use a smaller --capacity "
+            f"(now {run.config.capacity}){advice}"
+        )
+    return min(run.chunk or fits, len(run.lanes))
+
+
+def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
+    """Parameters and FLOPs of one lane, from the sparsity of each layer and the lane's schedule.
+
+    A mask that never changes, or grows links at random, costs nothing; nor does a buffer that is
+    never trimmed. Iterations are updates.
+    """
+    lane = configs.resolve(config, lane)
+    last = min(config.updates + 1, lane.t_end or 0)
+
+    def mask_interval(delay: int) -> float:
+        """Δ_m of a network that has every `delay`-th update, or never."""
+        interval = lane.mask_interval or config.mask_interval
+        return interval if lane.zeta0 and interval < last // delay else math.inf
+
+    interval = lane.buffer_interval or config.buffer_interval
+    checks = max(interval // config.num_envs, 1) * config.updates_per_step
+    return accounting.ledger(
+        config.algo,
+        config.obs_dim,
+        config.action_dim,
+        config.hidden,
+        lane.actor_sparsity,
+        lane.critic_sparsity,
+        method=lane.method,
+        batch_size=config.batch_size,
+        n_step=lane.n,
+        mask_interval=(mask_interval(config.policy_delay), mask_interval(1)),
+        buffer_interval=checks,
+        oldest_k=config.oldest_k,
+        policy_delay=config.policy_delay,
+        critics=config.critics,
+        distribution=lane.distribution,
+        dense_gradient=lane.grow != "random",
+        dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
+    )
+
+
+def disk_bytes(run: Run) -> int:
+    """Disk that the checkpoints of a run take at most: the replay rows of two chunks, the rest a
+    few times."""
+    lanes = min(len(run.lanes), 2 * run.chunk if run.chunk else len(run.lanes))
+    return lanes * lane_bytes(run) + (run.keep + 1) * len(run.lanes) * 4_000_000

@@ -1,0 +1,94 @@
+"""The launcher as a function."""
+
+import difflib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlx2_jax import envs
+from rlx2_jax.option_table import CHOICES, CONFIG, RUN
+from rlx2_jax.training import execute, lane_product, launch, preflight
+from rlx2_jax.training.run import has_run
+from rlx2_jax.training.settings import SettingError, Settings
+
+_OWN = {"env_backend": "gymnasium", "algo": "td3", "preset": "default", "execution": "auto"}
+_OPTIONS = {o.name: o for o in (*CONFIG.values(), *RUN.values()) if o.flag}
+
+
+def train(
+    env: str,
+    *,
+    logdir: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    say: Callable[[str], None] | None = None,
+    max_episode_steps: int | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Trains lanes of one environment, as `rlx2 train` does; returns the summary.
+
+    Args:
+      env: the environment's id, for instance "Hopper-v5".
+      logdir: the run directory; by default a new one below `runs/`.
+      resume: continue the run of `logdir` if it has one; its settings must be the same.
+      progress: show a progress display on standard error.
+      say: prints a line for the user, instead of the progress display.
+      max_episode_steps: another time limit.
+      settings: any flag of `rlx2 train` by its name (`method`, `seeds`, `steps`,
+        `actor_sparsity`, `hidden`, ...). Settings of lanes may be lists: every combination,
+        with every seed, is a lane.
+
+    Returns:
+      The contents of `summary.json` (for each lane its final score, sparsities and speed) and
+      `logdir`.
+
+    Raises:
+      SettingError: settings that are unknown, not allowed or contradict each other.
+      RunError: the run cannot start or continue.
+
+    >>> import tempfile
+    >>> import rlx2_jax as rlx2
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = rlx2.train(
+    ...         "rlx2_jax/Truncation-v0", logdir=folder, method=["dense", "rlx2"], seeds=2,
+    ...         steps=60, warmup=20, hidden=(8, 8), batch_size=8, eval_interval=30, episodes=1,
+    ...         progress=False, say=lambda line: None,
+    ...     )
+    >>> [lane["method"] for lane in found["lanes"]]
+    ['dense', 'dense', 'rlx2', 'rlx2']
+    """
+    values = _values(env, settings)
+    options = {}
+    if max_episode_steps is not None:
+        options = envs.time_limit(values["env_backend"], max_episode_steps)
+    fields = {k: v for k, v in values.items() if k in Settings.__dataclass_fields__}
+    choices = lane_product.choices(values)
+    run = launch.make_run(
+        Settings(**fields, choices=choices, env_options=options), lane_product.lanes(values, {})
+    )
+    name = f"{env.replace('/', '_')}-{values['algo']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = Path("runs") / name if logdir is None else Path(logdir)
+    resume = resume and has_run(directory)
+    if not resume:
+        preflight.check(run, directory)
+    found = execute.execute(run, directory, resume=resume, progress=progress, say=say)
+    return {**found, "logdir": str(directory)}
+
+
+def _values(env: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """All settings in the form of the launcher's flag values."""
+    known = {*_OWN, *_OPTIONS, *lane_product.LANE_NAMES, "pipeline"}
+    for name in settings:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f": did you mean {close[0]}?" if close else "; rlx2 train --help lists them"
+            raise SettingError(f"there is no setting {name!r}{hint}")
+    values: dict[str, Any] = {"env": env, **_OWN, "method": ["rlx2"]}
+    open_ = {*CHOICES, *lane_product.CHOICE_NAMES, "capacity"}
+    values |= {n: o.default for n, o in _OPTIONS.items() if n not in open_ and n != "algo"}
+    for name, value in settings.items():
+        if name in lane_product.LANE_NAMES and not isinstance(value, list):
+            value = [value]
+        values[name] = tuple(value) if name == "hidden" else value
+    return values

@@ -1,0 +1,173 @@
+"""Networks in files: what every lane began with (`initial/`) and ended with (`final/`).
+
+One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1/Dense_0/kernel` and
+`critic/mask/q1/Dense_0/kernel`. Later runs take their beginnings from them: weights rewound, masks
+frozen, an expert's critic.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax import archive, files
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.networks import convert, masked, optimize
+from rlx2_jax.sparse import masks
+from rlx2_jax.types import Masks, Network, Params
+
+NETWORKS = ("actor", "critic")
+
+
+class Weights(NamedTuple):
+    """One network of a file: dense arrays, and where its links are."""
+
+    weights: Params
+    mask: Masks
+
+
+def save(path: Path, networks: dict[str, Weights]) -> None:
+    """Writes the networks of one lane, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, to_bytes(networks))
+
+
+def to_bytes(networks: dict[str, Weights]) -> bytes:
+    """The contents of such a file."""
+    return archive.to_bytes(_arrays(networks))
+
+
+def _arrays(networks: dict[str, Weights]) -> dict[str, np.ndarray]:
+    """All arrays by their names in a file."""
+    return {
+        "/".join([name, part, *(k.key for k in keys)]): np.asarray(leaf)
+        for name, network in networks.items()
+        for part, tree in network._asdict().items()
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def digest(networks: dict[str, Weights]) -> str:
+    """SHA-256 of one lane's networks: names, shapes, types and bytes of all weights and masks."""
+    found = hashlib.sha256()
+    for name, array in _arrays(networks).items():
+        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weights]:
+    """The networks that `save` wrote; a ValueError names a file that holds anything else."""
+    what = "a file of network weights"
+    networks: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: has the run that writes it finished?")
+    arrays = archive.read(path, what, most_bytes=most_bytes)
+    try:
+        for key, array in arrays.items():
+            name, part, *keys = key.split("/")
+            if array.dtype != {"weights": np.float32, "mask": np.bool_}[part]:
+                raise TypeError(f"{key} is {array.dtype}")
+            tree = networks.setdefault(name, {}).setdefault(part, {})
+            for inner in keys[:-1]:
+                tree = tree.setdefault(inner, {})
+            tree[keys[-1]] = array
+        found = {name: Weights(**parts) for name, parts in networks.items()}
+        for name, network in found.items():
+            if jax.tree.map(np.shape, network.weights) != jax.tree.map(np.shape, network.mask):
+                raise ValueError(f"weights and mask of {name} differ in shape")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path} is not {what}: {error}") from error
+    if not found:
+        raise ValueError(f"{path} is not {what}: it is empty")
+    return found
+
+
+def of_agent(agent: Any) -> dict[str, Weights]:
+    """The networks of one lane's agent, of either form."""
+    found = {}
+    for name in NETWORKS:
+        if (network := getattr(agent, name, None)) is not None:
+            dense = convert.to_masked(network)
+            found[name] = Weights(*(_by_name(x, network) for x in (dense.params, dense.masks)))
+    return found
+
+
+def _by_name(tree: Params, network: Network) -> Params:
+    """A tree of one network as files have it: the members of an ensemble as `q1`, `q2`, ..."""
+    if network.members is None:
+        return tree
+    return {f"q{i + 1}": jax.tree.map(lambda x: x[i], tree) for i in range(network.members)}  # noqa: B023
+
+
+def _stacked(tree: Params) -> Params:
+    """The members `q1`, `q2`, ... of a file as one tree with a leading axis."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *(tree[f"q{i + 1}"] for i in range(len(tree))))
+
+
+def given(agent: Any, config: Config, lane: Lane) -> Any:
+    """`agent` with the weights and masks that its lane names in place of its own.
+
+    The lane's `weights` file gives dense weights, its `masks` file gives the links; where only one
+    is named the other stays the agent's own. Moments begin at zero. Paths may lead anywhere: files
+    are only read, as plain arrays of this run's shapes.
+    """
+    if lane.weights is None and lane.masks is None:
+        return agent
+    # Room for files of wider networks, whose error is more helpful.
+    most = max(2**26, 8 * sum(x.nbytes for x in jax.tree.leaves(agent)))
+    from_weights = load(Path(lane.weights), most_bytes=most) if lane.weights else {}
+    from_masks = load(Path(lane.masks), most_bytes=most) if lane.masks else {}
+
+    def begin(name: str, own: Network) -> Network:
+        network = convert.to_masked(own)
+        kept = Weights(*(_by_name(x, own) for x in (network.params, network.masks)))
+        dense = from_weights[name].weights if name in from_weights else kept.weights
+        mask = from_masks[name].mask if name in from_masks else kept.mask
+        for file, tree, like in (
+            (lane.weights, dense, kept.weights),
+            (lane.masks, mask, kept.mask),
+        ):
+            _check_shapes(f"{name} of {file}", tree, like)
+        _check_links(f"{name} of {lane.masks}", mask, kept.mask)
+        dense, mask = jax.tree.map(jnp.asarray, (dense, mask))
+        if own.members is not None:
+            dense, mask = _stacked(dense), _stacked(mask)
+        params = masks.apply(dense, mask)
+        target = None
+        if own.target is not None:
+            target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
+        network = optimize.init(params, mask, target=target, members=own.members)
+        return convert.like(network, own)
+
+    return agent._replace(
+        **{name: begin(name, getattr(agent, name)) for name in NETWORKS if hasattr(agent, name)}
+    )
+
+
+def expert(path: str) -> Params:
+    """The critics of a trained agent as a callable, for RigL+Q*."""
+    networks = load(Path(path))
+    if "critic" not in networks:
+        raise ValueError(f"{path} has no critic: name a file of a finished TD3 run's final/")
+    critics = networks["critic"].weights
+    return masked.bind(_stacked(critics), members=len(critics))
+
+
+def _check_shapes(what: str, tree: Any, like: Any) -> None:
+    if jax.tree.map(np.shape, tree) != jax.tree.map(np.shape, like):
+        raise ValueError(
+            f"the {what} has other shapes than this run's: use the same environment and --hidden"
+        )
+
+
+def _check_links(what: str, mask: Masks, like: Masks) -> None:
+    counts = [[int(np.sum(m)) for m in jax.tree.leaves(tree)] for tree in (mask, like)]
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"the {what} has {sum(counts[0]):,} live parameters where this lane's sparsity gives "
+            f"{sum(counts[1]):,} (or others per layer): give the lane the sparsities of that run"
+        )

@@ -1,0 +1,269 @@
+"""Segments: when events are due, and loops of plain steps that contain no branch."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lanes import assert_equal, setting
+
+from rlx2_jax import config
+from rlx2_jax.agents.common import Due
+from rlx2_jax.envs.base import EnvSpec
+from rlx2_jax.envs.device import DeviceEnv, DeviceStep, EnvState
+from rlx2_jax.kernels import native
+from rlx2_jax.training import functional, host_callback, lane, program, segments
+from rlx2_jax.training.lane import Outcome
+from rlx2_jax.training.loop import DeviceLoop
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+# The algorithm, the form, updates per step.
+PROGRAMS = [
+    ("td3", "masked", 1),
+    ("td3", "compact", 3),
+    ("sac", "masked", 1),
+    ("sac", "compact", 2),
+]
+
+
+def make(algo: str = "td3", **fields) -> config.Config:
+    small = {"warmup": 9, "steps": 60, "capacity": 40, "oldest_k": 8, "buffer_interval": 7}
+    return setting(algo, **{**small, **fields})
+
+
+def lanes_of(form: str, count: int = 2) -> list[config.Lane]:
+    return [
+        config.Lane(seed=i, execution=form, actor_sparsity=0.5, critic_sparsity=0.5, t0=10)
+        for i in range(count)
+    ]
+
+
+# ---- when events are due
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("updates", "mask", "check", "envs"),
+    [(1, 4, 7, 1), (1, 1, 1, 1), (3, 4, 10, 2), (2, 6, 60, 4), (5, 2, 9, 1), (1, 2**31 - 1, 50, 1)],
+)
+def test_events_are_the_steps_at_which_something_is_due(updates, mask, check, envs):
+    cfg = make(updates_per_step=updates, mask_interval=mask, buffer_interval=check, num_envs=envs)
+    warm, end = lane.warmup_time(cfg), lane.total_time(cfg)
+
+    def due(t: int) -> bool:
+        counts = range((t - warm - 1) * updates + 1, (t - warm) * updates + 1) if t > warm else ()
+        return t % max(check // envs, 1) == 0 or any(count % mask == 0 for count in counts)
+
+    events = [t for t in range(1, end + 1) if due(t)]
+    for t in range(end + 1):
+        expected = min((e for e in events if e > t), default=None)
+        found = segments.next_event(cfg, t)
+        assert found > end if expected is None else found == expected
+        assert int(segments.next_event(cfg, jnp.int32(t))) == found
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("delay", "interval", "updates", "steps", "each"),
+    [(2, 2, 1, 2, 1), (1, 1, 1, 1, 1), (2, 2, 3, 2, 3), (2, 3, 1, 6, 1), (2, 2, 20, 1, 2)],
+)
+def test_a_body_is_one_period_of_delays(delay, interval, updates, steps, each):
+    cfg = make(policy_delay=delay, target_interval=interval, updates_per_step=updates)
+    assert segments.phases(cfg, False) == ((),)
+    found = segments.phases(cfg, True)
+    assert [len(dues) for dues in found] == [each] * steps
+    for t in range(10, 22):  # warm-up ends at 9
+        dues = segments.phase(cfg, t)
+        for i in range(updates):
+            count, due = (t - 10) * updates + i + 1, dues[i % each]
+            assert due == Due(count % delay == 0, count % interval == 0, False, False)
+
+
+@pytest.mark.fast
+def test_a_period_too_long_to_unroll_decides_by_count():
+    found = segments.phases(make(policy_delay=7, target_interval=5), True)
+    assert found == ((Due(None, None, False, False),),)
+
+
+# ---- no branch in the loop
+
+
+class Still:
+    """An environment without loops or branches of its own."""
+
+    spec = EnvSpec(4, 2, 8)
+
+    def env(self) -> DeviceEnv:
+        def reset(key: jax.Array) -> EnvState:
+            if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+                key = jax.random.key_data(key)
+            return EnvState(jnp.float32(0), jnp.zeros(4), key, jnp.int32(0))
+
+        def step(state: EnvState, action: jax.Array) -> tuple[EnvState, DeviceStep]:
+            obs = 0.9 * state.obs + 0.1 * jnp.sum(action) + jnp.arange(4.0) / 10
+            new = state._replace(obs=obs, elapsed=state.elapsed + 1)
+            no = jnp.bool_(False)
+            cut = new.elapsed % 8 == 0
+            return new, DeviceStep(obs, obs, -jnp.sum(obs**2), no, cut, ~no)
+
+        return DeviceEnv(self.spec, reset, step)
+
+
+def branches(text: str) -> dict[str, int]:
+    """Loops and conditionals of a lowered program, whatever function they are in. A conditional
+    on a constant is none: `platform_dependent` becomes one, and the compiler removes it."""
+    found, known = {"loops": 0, "conditionals": 0}, set()
+    for line in text.splitlines():
+        if "func.func" in line:  # names begin anew
+            known = set()
+        made = re.match(r"\s*(%\w+)(?::\d+)? = \"?stablehlo\.(\w+)\"?(?:\((%\w+)\))?", line)
+        if made is None:
+            continue
+        name, kind, index = made.groups()
+        if kind == "constant" or (kind == "case" and index in known):
+            known.add(name)
+        found["loops"] += kind == "while"
+        found["conditionals"] += kind in ("case", "if") and index not in known
+    return found
+
+
+def need_kernels(form: str) -> None:
+    if form == "compact" and native.execution() != "native":
+        pytest.skip("without the kernel library, products of the compact form are loops on a CPU")
+
+
+def lowered(f, platform: str, *args) -> str:
+    return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
+def test_the_loop_on_the_device_has_no_branch(algo, form, updates, platform):
+    need_kernels(form)
+    cfg = make(algo, updates_per_step=updates, execution=form)
+    (group,) = DeviceLoop(cfg, lanes_of(form), Still().env())._groups
+    carry, t = (group.state, group.env_state), jnp.int32(20)
+    for learn in (False, True):
+        text = lowered(functools.partial(group._plain_steps, learn=learn), platform, carry, t, t)
+        assert branches(text) == {"loops": 1, "conditionals": 0}
+
+
+def test_the_event_has_what_the_loop_has_not():
+    """Also a test of the search for branches."""
+    (group,) = DeviceLoop(make(), lanes_of("masked"), Still().env())._groups
+    carry = (group.state, group.env_state)
+    text = lowered(lambda c, t: group._event_step(c, t, True), "cuda", carry, jnp.int32(20))
+    assert branches(text)["loops"] > 5
+
+
+def host_program(algo: str, form: str, updates: int):
+    own = program.Program(make(algo, updates_per_step=updates, execution=form), lanes_of(form))
+    state = own.init(np.zeros((2, 1, 4), np.float32), None)
+    ends = jnp.zeros((2, 1), bool)
+    return (
+        own,
+        state,
+        Outcome(jnp.zeros((2, 1, 4)), jnp.ones((2, 1, 4)), jnp.ones((2, 1)), ends, ends),
+    )
+
+
+@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
+def test_the_loop_that_calls_the_host_has_no_branch(algo, form, updates):
+    need_kernels(form)
+    own, state, _ = host_program(algo, form, updates)
+    one = jnp.int32(1)
+    for learn in (False, True):
+        run = functools.partial(host_callback._run, config=own.config, learn=learn)
+        text = lowered(run, "cpu", state, one, one, one, own.hyper)
+        assert branches(text) == {"loops": 1, "conditionals": 0}
+        assert text.count("@rlx2_host") == len(segments.phases(own.config, learn))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
+def test_a_plain_step_dispatched_by_the_host_has_no_branch(algo, form, updates, platform):
+    need_kernels(form)
+    own, state, outcome = host_program(algo, form, updates)
+    for dues in {(), *segments.phases(own.config, True)}:
+        step = functools.partial(program.plain_lanes, config=own.config, dues=dues)
+        text = lowered(step, platform, state, outcome, jnp.int32(20), own.hyper)
+        assert branches(text) == {"loops": 0, "conditionals": 0}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_make_train_is_loops_of_plain_steps_and_events(platform):
+    cfg = make()
+    train = functional.make_train(Still().env(), cfg, lanes_of("masked")[0], evaluations=0)
+    text = lowered(jax.vmap(train), platform, jax.random.split(jax.random.key(0), 2))
+    assert branches(text)["conditionals"] == 0
+    innermost = [body for body in bodies(text) if "stablehlo.while" not in body]
+    # One of warm-up, one of learning: the others (of an event, of drawing weights) have no step.
+    learning = [body for body in innermost if body.count("stablehlo.dot_general") > 20]
+    assert len(learning) == 1
+
+
+def bodies(text: str) -> list[str]:
+    """The text of each `while` of a lowered program, functions that it calls included."""
+    functions = dict(re.findall(r"func\.func \w+ @([\w.]+)(.*?\n  \})", text, re.DOTALL))
+
+    def inlined(part: str, depth: int = 0) -> str:
+        called = re.findall(r"call @([\w.]+)", part) if depth < 9 else []
+        return part + "".join(inlined(functions[name], depth + 1) for name in called)
+
+    found = []
+    for match in re.finditer(r"\n( *)%\S+ = stablehlo\.while", text):
+        rest = text[match.end() :]
+        found.append(inlined(rest[: rest.index(f"\n{match[1]}}}\n")]))
+    return found
+
+
+# ---- the same numbers
+
+
+def test_a_loop_may_be_interrupted_anywhere():
+    loops = [DeviceLoop(make(), lanes_of("masked"), Still().env()) for _ in range(2)]
+    for until in (4, 9, 12, 13, 17, 30, 31, 60):
+        loops[0].advance(until, lambda: False)
+        assert loops[0].time == until
+    loops[1].advance(60, lambda: False)
+    assert_equal(loops[0].states(), loops[1].states())
+    assert_equal(loops[0].report(), loops[1].report())
+
+
+@pytest.mark.parametrize(("algo", "form", "updates"), [("td3", "masked", 1), ("sac", "masked", 3)])
+def test_segments_equal_a_step_that_branches(algo, form, updates):
+    """Other programs, so the last bits may differ; over so few updates no more."""
+    cfg, lanes = make(algo, updates_per_step=updates, execution=form), lanes_of(form)
+    loop = DeviceLoop(cfg, lanes, Still().env())
+    (group,) = loop._groups
+    state, env_state = jax.tree.map(jnp.copy, (group.state, group.env_state))
+    for t in range(1, 31):
+        state, env_state, _ = group._event((state, env_state), np.int32(t), t > 9)
+    loop.advance(30, lambda: False)
+    assert int(state.stats.evolutions["critic"][0]) > 4
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, (group.state, group.env_state), (state, env_state))
+
+
+@pytest.mark.parametrize("form", ["masked", "compact"])
+@pytest.mark.parametrize("algo", ["td3", "sac"])
+def test_a_step_that_is_not_active_changes_nothing(algo, form):
+    cfg = make(algo, execution=form)
+    own = lanes_of(form, 1)[0]
+    state, hyper = lane.init(cfg, own, jnp.zeros((1, 4))), config.hyper(cfg, own)
+    ends = jnp.ones(1, bool)
+    outcome = Outcome(jnp.ones((1, 4)), jnp.ones((1, 4)), jnp.ones(1), ~ends, ends)
+    dues = (Due(True, True, False, False),)
+    step = jax.jit(
+        lambda state, t, active: lane.plain_step(
+            state, outcome, t, cfg, hyper, dues=dues, active=active
+        )[0]
+    )
+    for t in range(10, 14):
+        state = step(state, jnp.int32(t), jnp.asarray(True))
+    after = step(state, jnp.int32(14), jnp.asarray(False))
+    assert_equal(after, state)
+    moved = step(state, jnp.int32(14), jnp.asarray(True))
+    assert not np.array_equal(moved.acting.action, state.acting.action)
