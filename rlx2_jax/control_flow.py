@@ -5,8 +5,9 @@ be written in place. A `while_loop` that runs once or not at all copies inside i
 `lax.cond` it stays a real branch under `vmap` as long as its predicate is not batched.
 """
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,19 @@ def no_fuse(x: Array) -> Array:
         return same.reshape(-1)[: x.size]
 
     return jax.lax.platform_dependent(x, cpu=multiply, default=lambda x: x)
+
+
+def after(x: Array, results: Any) -> Array:
+    """The integer `x`, unchanged, but data-dependent on a pytree of scalars.
+
+    XLA updates an array in place only if all reads of its old contents are ordered before the
+    write. An index that depends on the results of those reads orders them.
+    """
+    bits = [
+        x != x if jnp.issubdtype(x.dtype, jnp.floating) else x for x in jax.tree.leaves(results)
+    ]
+    bit = functools.reduce(jnp.logical_xor, bits).astype(x.dtype)
+    return x + bit * (bit - 1)  # always + 0, but the compiler cannot know that
 
 
 def zeros(make: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import equations, is_branch, jit
 
-from rlx2_jax.control_flow import every, no_fuse, when
+from rlx2_jax.control_flow import after, every, no_fuse, when
 
 pytestmark = pytest.mark.fast
 
@@ -94,3 +94,8 @@ def test_no_fuse_changes_no_number_and_keeps_the_computation_separate():
         any("log" in part and "reverse" in part for part in text.split("\n}\n")) for text in texts
     ]
     assert log_and_flip == [False, True]
+
+
+def test_after_changes_nothing_but_orders():
+    for results in ((jnp.float32(1.5), jnp.bool_(True)), {"loss": jnp.float32(jnp.nan)}):
+        assert int(jax.jit(after)(jnp.int32(7), results)) == 7

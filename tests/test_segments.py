@@ -204,6 +204,27 @@ def test_make_train_is_loops_of_plain_steps_and_events(platform):
     assert len(learning) == 1
 
 
+def replay_copies(f, *args) -> list[str]:
+    """Copies of replay arrays in a compiled program; their ring of 40 rows has 2 more."""
+    text = jax.jit(f, donate_argnums=0).trace(*args).lower().compile().as_text()
+    assert re.search(r"\[2,42,1", text)
+    return re.findall(r"= \w+\[2,42,1[\d,]*\]\S* copy\(.*", text)
+
+
+@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
+def test_no_loop_copies_the_replay_arrays(algo, form, updates):
+    """A step may overwrite the buffer in place only once all reads of the step before are done."""
+    need_kernels(form)
+    cfg, one = make(algo, updates_per_step=updates, execution=form), jnp.int32(20)
+    (group,) = DeviceLoop(cfg, lanes_of(form), Still().env())._groups
+    plain = functools.partial(group._plain_steps, learn=True)
+    assert not replay_copies(plain, (group.state, group.env_state), one, one)
+    if native.execution() == "native":
+        own, state, _ = host_program(algo, form, updates)
+        run = functools.partial(host_callback._run, config=own.config, learn=True)
+        assert not replay_copies(run, state, one, one, one, own.hyper)
+
+
 def bodies(text: str) -> list[str]:
     """The text of each `while` of a lowered program, functions that it calls included."""
     functions = dict(re.findall(r"func\.func \w+ @([\w.]+)(.*?\n  \})", text, re.DOTALL))

@@ -16,7 +16,7 @@ from rlx2_jax import networks
 from rlx2_jax.agents import ALGORITHMS
 from rlx2_jax.agents.common import BY_COUNT, Due, switched_n
 from rlx2_jax.config import Config, Hyper, Lane
-from rlx2_jax.control_flow import every
+from rlx2_jax.control_flow import after, every
 from rlx2_jax.networks import convert
 from rlx2_jax.options import NEVER
 from rlx2_jax.prng import THREEFRY
@@ -176,6 +176,7 @@ def plain_step(
     agent, stats, metrics = state.agent, state.stats, {}
     if dues:
         agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, dues, active)
+        replay = _read_before_write(replay, (stats.alive, metrics))
     state = state._replace(agent=agent, replay=replay, stats=stats)
     acting = act(state, outcome.obs, t + 1, config, hyper)
     if active is not True:
@@ -224,6 +225,15 @@ def _store(
         _kept_mean(config, acting.mean),
     )
     return buffer.add(state.replay, transition, limit=hyper.b_max, valid=valid)
+
+
+def _read_before_write(replay: buffer.Buffer, results: Any) -> buffer.Buffer:
+    """Orders the next write after the reads that gave `results`. In an unrolled loop body TD3's
+    next action does not depend on a critic-only update, and XLA would copy the replay arrays."""
+    return replay._replace(
+        written=after(replay.written, results),
+        finals_written=after(replay.finals_written, results),
+    )
 
 
 def _kept_mean(config: Config, mean: Array) -> Array | None:
