@@ -12,7 +12,7 @@ from programs import jit
 
 from rlx2_jax import config, files, networks
 from rlx2_jax.cli import export as command
-from rlx2_jax.export import actor, bundle, compare, compiled, npz, onnx, stablehlo
+from rlx2_jax.export import actor, bundle, compare, compiled, from_actor, npz, onnx, stablehlo
 from rlx2_jax.kernels import layout
 from rlx2_jax.networks import convert, masked, optimize
 from rlx2_jax.training.checkpoint import Checkpoints
@@ -161,7 +161,7 @@ def test_a_missing_package_is_found_before_anything_is_read(monkeypatch, capsys)
 
 def test_a_file_that_differs_is_refused(saved, tmp_path):
     params, masks = saved[2][0]
-    policy = command.export.from_actor(params, masks, "td3")
+    policy = from_actor(params, masks, "td3")
     made = bundle.Bundle(policy, "policy", tmp_path)
     with pytest.raises(bundle.CheckFailed, match="do not use it"):
         made.write("npz", policy.act(made.obs) + 1e-4)
@@ -180,7 +180,7 @@ def test_paired_differences_by_hand():
 def test_episodes_on_the_host_begin_alike(saved):
     run, _, actors = saved
     params, masks = actors[1]
-    policy = command.export.from_actor(params, masks, "td3")
+    policy = from_actor(params, masks, "td3")
     seen: list[np.ndarray] = []
 
     def act(obs: np.ndarray) -> np.ndarray:
