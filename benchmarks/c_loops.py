@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx2_jax.export import SparsePolicy, c, c_templates, compiled
+from rlx2_jax.export import SparsePolicy, c, c_ops, c_templates, compiled
 
 PLAIN = ("-std=c99", "-O2")
 VECTORISED = ("-std=c99", "-O3", "-march=native", "-ffast-math")
@@ -41,7 +41,7 @@ float loop(uint32_t calls, const float *obs)
 
 def dense_source(policy: SparsePolicy, name: str) -> c.CFile:
     """The C file of the same network with dense loops."""
-    arrays, body = c.Arrays(name), ""
+    arrays, body = c_ops.Arrays(name), ""
     for i, layer in enumerate(policy.layers):
         last = i + 1 == len(policy.layers)
         arrays.add(f"values{i}", layer.dense().ravel())
@@ -50,7 +50,7 @@ def dense_source(policy: SparsePolicy, name: str) -> c.CFile:
             name=name,
             i=i,
             inputs=layer.inputs,
-            outputs=layer.outputs,
+            outputs=layer.units,
             x=f"h{i - 1}" if i else "obs",
             y="action" if last else f"h{i}",
             activation="tanh" if last else "relu",

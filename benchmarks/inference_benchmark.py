@@ -78,7 +78,7 @@ def benchmark(torch_python: str | None = None, repeats: int = 300) -> dict[str, 
     """All measurements, as the JSON object that is printed."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    dense, _ = networks.init(jax.random.key(0), SIZES)
+    dense, _, _ = networks.init(jax.random.key(0), networks.MLP(SIZES[1:]), SIZES[0])
     mask = masks.init(jax.random.key(1), dense, SPARSITY)
     params = masks.apply(dense, mask)
     whole = export.from_actor(params, mask, "td3")

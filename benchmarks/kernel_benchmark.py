@@ -62,7 +62,7 @@ def repeated(
 
 def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, Any]:
     """Forward and backward passes of one network, as live links and as matrices with all links."""
-    params, _ = networks.init(jax.random.key(0), sizes)
+    params, _, _ = networks.init(jax.random.key(0), networks.MLP(sizes[1:]), sizes[0])
     mask = masks.init(jax.random.key(1), params, sparsity)
     links = layout.from_masked(masks.apply(params, mask), mask)
     live = [int(m["kernel"].sum()) for m in (mask[f"Dense_{i}"] for i in range(len(sizes) - 1))]
@@ -95,7 +95,7 @@ def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, 
 
 def of_layer(n_in: int, n_out: int) -> dict[str, Any]:
     """Forward passes of one layer with all its links, which is recognised, and with all but one."""
-    params, every = networks.init(jax.random.key(0), (n_in, n_out))
+    params, every, _ = networks.init(jax.random.key(0), networks.MLP((n_out,)), n_in)
     one_less = jax.tree.map(lambda m: m.at[(0,) * m.ndim].set(m.ndim == 1), every)
 
     def forward(net: layout.Compact, x: jax.Array) -> jax.Array:

@@ -34,11 +34,12 @@ def program(
     lanes: int,
     *,
     form: str = "masked",
-    hidden: tuple[int, ...] = (256, 256),
+    hidden: tuple[int, ...] | None = None,
     sparsity: tuple[float, float] = (0.98, 0.95),
     capacity: int = 20_000,
     n: int | None = None,
     updates: int = 1,
+    **architecture: Any,
 ) -> Program:
     """RLx2 lanes of one form, Hopper sizes, at the paper's or other sparsities of actor and critic;
     `n`-step targets, or those of RLx2; `updates` for each time step."""
@@ -54,6 +55,7 @@ def program(
         steps=1_000_000,
         updates_per_step=updates,
         **windows,
+        **architecture,
     )
     return Program(config, sparse_lanes(lanes, sparsity, n=n))
 

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from rlx2_jax import envs, export, files
+from rlx2_jax import envs, files
 from rlx2_jax.cli import crash
 from rlx2_jax.config import Lane
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import PolicyFileError, episodes, folder, onnx
-from rlx2_jax.export.actor import Actor, action_bounds, actions
+from rlx2_jax.export.actor import Actor, action_bounds, actions, policy_of
 from rlx2_jax.export.bundle import CheckFailed
 from rlx2_jax.presets import task_name
 from rlx2_jax.training import weights
@@ -107,8 +107,8 @@ def publish(candidate: Candidate, out: Path, *, count: int = EPISODES, say: Say 
     networks = weights.load(candidate.directory / "final" / f"lane-{candidate.lane}.npz")
     actor = Actor(networks["actor"].weights, networks["actor"].mask, run.config.steps)
     low, high = action_bounds(run)
-    policy = export.from_actor(actor.params, actor.masks, run.config.algo, low=low, high=high)
-    written = folder.write(out, policy, lambda obs: actions(actor, run.config.algo, obs))
+    policy = policy_of(actor, run.config, low=low, high=high)
+    written = folder.write(out, policy, lambda obs: actions(actor, run.config, obs))
     (live, links), (critic_live, critic_links) = (
         _links(networks[name].mask) for name in weights.NETWORKS
     )

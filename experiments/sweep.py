@@ -116,7 +116,7 @@ def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit
                 "directory": unit.directory,
                 "env": unit.settings.env,
                 "algo": unit.settings.algo,
-                "hidden": list(unit.settings.hidden),
+                "hidden": list(unit.settings.hidden or ()),
                 "steps": unit.settings.steps,
                 "needs": list(unit.needs),
                 "lanes": [dataclasses.asdict(lane) for lane in unit.lanes],

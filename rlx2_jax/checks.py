@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 from rlx2_jax.algorithms import NETWORK_USE
-from rlx2_jax.option_table import CONFIG, LANE
+from rlx2_jax.networks import ARCHITECTURES
+from rlx2_jax.option_table import CONFIG, LANE, SIZES
 from rlx2_jax.options import LARGEST_FLOAT, NEVER
 from rlx2_jax.sparse import masks
 
@@ -21,17 +21,10 @@ _DEAD_LINKS = {"moments": "zero", "targets": "masked", "sac_growth": "critic"}
 
 def check_config(config: Config) -> None:
     """Raises ValueError where a field of a Config is not allowed."""
-    hidden = config.hidden
-    if not isinstance(hidden, list | tuple) or not 1 <= len(hidden) <= MAX_LAYERS:
-        raise ValueError(
-            f"hidden={hidden}: give at least one layer of at least one unit, and at most "
-            f"{MAX_LAYERS} layers"
-        )
     for name, option in CONFIG.items():
-        if name != "hidden":
+        if name not in SIZES:
             option.check(getattr(config, name))
-        elif any(option.problem(x) for x in hidden):
-            raise ValueError(f"hidden={tuple(hidden)}: for each layer, {option.rule}")
+    _check_sizes(config)
     if config.capacity // config.num_envs < config.n_max:
         raise ValueError(
             f"capacity={config.capacity} holds fewer than n_max={config.n_max} steps of "
@@ -47,6 +40,30 @@ def check_config(config: Config) -> None:
     _check_critics(config)
     _check_action_bounds(config)
     _check_schedule(config)
+
+
+def _check_sizes(config: Config) -> None:
+    """The settings that size networks: all that the architecture has, no others."""
+    own = ARCHITECTURES[config.architecture].defaults
+    for name in SIZES:
+        value, option = getattr(config, name), CONFIG[name]
+        if name not in own:
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value}: architecture={config.architecture!r} is sized by "
+                    f"{' and '.join(own) or 'nothing'}; leave {name} out, or use another "
+                    f"architecture"
+                )
+        elif name == "hidden":
+            if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_LAYERS:
+                raise ValueError(
+                    f"hidden={value}: give at least one layer of at least one unit, and at most "
+                    f"{MAX_LAYERS} layers"
+                )
+            if any(option.problem(x) for x in value):
+                raise ValueError(f"hidden={tuple(value)}: for each layer, {option.rule}")
+        else:
+            option.check(value)
 
 
 def _check_action_bounds(config: Config) -> None:
@@ -124,24 +141,30 @@ def check_lane(config: Config, lane: Lane) -> None:
 def _check_links(config: Config, lane: Lane) -> None:
     """Every layer needs a link."""
     if lane.tiny:
+        if not config.actor_module.narrows:
+            raise ValueError(
+                f"method={lane.method!r} trains a narrower MLP: use architecture='mlp' instead of "
+                f"{config.architecture!r}, or another method"
+            )
         return
-    for name, sizes in (
-        ("actor_sparsity", config.actor_sizes),
-        ("critic_sparsity", config.critic_sizes),
+    for name, layers in (
+        ("actor_sparsity", config.actor_layers),
+        ("critic_sparsity", config.critic_layers),
     ):
         value = getattr(lane, name)
         value = tuple(value) if isinstance(value, Sequence) else value
         try:
-            _check_sparsity(sizes, value, lane.distribution)
+            _check_sparsity(tuple(shape for _, shape in layers), value, lane.distribution)
         except ValueError as error:
-            raise ValueError(f"{name}={value} with hidden={config.hidden}: {error}") from error
+            sizes = [f"{x}={getattr(config, x)}" for x in SIZES if getattr(config, x) is not None]
+            raise ValueError(f"{name}={value} with {', '.join(sizes)}: {error}") from error
 
 
 @functools.lru_cache
 def _check_sparsity(
-    sizes: tuple[int, ...], sparsity: float | tuple[float, ...], distribution: str
+    shapes: tuple[tuple[int, int], ...], sparsity: float | tuple[float, ...], distribution: str
 ) -> None:
-    masks.layer_sparsities(list(pairwise(sizes)), sparsity, distribution)
+    masks.layer_sparsities(shapes, sparsity, distribution)
 
 
 def _check_bounds(config: Config, lane: Lane) -> None:

@@ -9,18 +9,18 @@ where its text and its authors' code differ.
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import checks
+from rlx2_jax import checks, networks
 from rlx2_jax.algorithms import NETWORK_USE
+from rlx2_jax.networks import Architecture, Layers
 from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.option_table import METHODS as METHODS
-from rlx2_jax.sparse import accounting, masks
+from rlx2_jax.sparse import masks
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Bounds
 
@@ -49,7 +49,11 @@ class Config:
     algo: str
     obs_dim: int
     action_dim: int
-    hidden: tuple[int, ...] = _default("hidden")
+    # Sizes of networks; those that the architecture does not have are None.
+    hidden: tuple[int, ...] | None = _default("hidden")
+    architecture: str = _default("architecture")
+    width: int | None = _default("width")
+    blocks: int | None = _default("blocks")
     batch_size: int = _default("batch_size")
     num_envs: int = _default("num_envs")  # environments per lane
     steps: int = _default("steps")  # environment steps per lane, over its environments together
@@ -94,22 +98,56 @@ class Config:
     drop: tuple[str, ...] = ("magnitude",)
 
     def __post_init__(self) -> None:
+        CONFIG["architecture"].check(self.architecture)
+        sizes = networks.ARCHITECTURES[self.architecture].defaults
         for name, option in CONFIG.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, option.default_of(self.algo))
+                object.__setattr__(self, name, sizes.get(name, option.default_of(self.algo)))
         checks.check_config(self)
-        object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
+        if self.hidden is not None:
+            object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
 
     @property
-    def actor_sizes(self) -> tuple[int, ...]:
-        """Layer sizes of the actor; SAC's has a mean and a log σ for each action dimension."""
-        outputs = self.action_dim * NETWORK_USE[self.algo].actor_heads
-        return (self.obs_dim, *self.hidden, outputs)
+    def actor_inputs(self) -> int:
+        return self.obs_dim
 
     @property
-    def critic_sizes(self) -> tuple[int, ...]:
-        """Layer sizes of each critic."""
-        return (self.obs_dim + self.action_dim, *self.hidden, 1)
+    def critic_inputs(self) -> int:
+        return self.obs_dim + self.action_dim
+
+    @property
+    def actor_module(self) -> Architecture:
+        """The actor; SAC's has a mean and a log σ for each action dimension."""
+        heads = NETWORK_USE[self.algo].actor_heads
+        return self._module(self.actor_inputs, self.action_dim * heads)
+
+    @property
+    def critic_module(self) -> Architecture:
+        """Each critic."""
+        return self._module(self.critic_inputs, 1)
+
+    def _module(self, inputs: int, outputs: int) -> Architecture:
+        sizes = networks.Sizes(
+            inputs=inputs,
+            outputs=outputs,
+            observations=self.obs_dim,
+            hidden=self.hidden,
+            width=self.width,
+            blocks=self.blocks,
+            scheme=self.scheme,
+            dtype=self.dtype,
+        )
+        return networks.build(self.architecture, sizes)
+
+    @property
+    def actor_layers(self) -> Layers:
+        """Names and shapes (in, out) of the actor's sparse layers."""
+        return self.actor_module.layers(self.actor_inputs)
+
+    @property
+    def critic_layers(self) -> Layers:
+        """Names and shapes (in, out) of each critic's sparse layers."""
+        return self.critic_module.layers(self.critic_inputs)
 
     @property
     def critic_bounds(self) -> Bounds | None:
@@ -290,14 +328,14 @@ def widths(config: Config, lane: Lane) -> tuple[int | None, int | None]:
     if not resolve(config, lane).tiny:
         return None, None
 
-    def width(sizes: tuple[int, ...], sparsity: float | tuple[float, ...]) -> int:
-        links = [i * o for i, o in pairwise(sizes)]
+    def width(module: Architecture, inputs: int, sparsity: float | tuple[float, ...]) -> int:
+        links = [i * o for _, (i, o) in module.layers(inputs)]
         overall = float(np.average(np.broadcast_to(sparsity, len(links)), weights=links))
-        return accounting.tiny_width(sizes[0], sizes[-1], sizes[1:-1], overall)
+        return module.tiny_width(inputs, overall)
 
     return (
-        width(config.actor_sizes, lane.actor_sparsity),
-        width(config.critic_sizes, lane.critic_sparsity),
+        width(config.actor_module, config.actor_inputs, lane.actor_sparsity),
+        width(config.critic_module, config.critic_inputs, lane.critic_sparsity),
     )
 
 
@@ -314,21 +352,24 @@ def own_links(config: Config, lane: Lane) -> Links:
     lane = resolve(config, lane)
 
     def count(
-        sizes: tuple[int, ...], sparsity: float | tuple[float, ...], width: int | None
+        module: Architecture,
+        inputs: int,
+        sparsity: float | tuple[float, ...],
+        width: int | None,
     ) -> tuple[int, ...]:
         if width:
-            small = (sizes[0], *(min(h, width) for h in sizes[1:-1]), sizes[-1])
-            return tuple(i * o for i, o in pairwise(small))
-        shapes = list(pairwise(sizes))
+            return tuple(i * o for _, (i, o) in module.narrowed(width).layers(inputs))
+        shapes = dict(module.layers(inputs))
         # Layers by name, as a tree has them: "Dense_10" before "Dense_2".
-        order = sorted(range(len(shapes)), key=lambda i: f"Dense_{i}")
-        found = masks.layer_sparsities([shapes[i] for i in order], sparsity, lane.distribution)
-        return tuple(masks.links(shapes[i], s) for i, s in sorted(zip(order, found)))
+        order = sorted(shapes, key=lambda name: name.split("/"))
+        found = masks.layer_sparsities([shapes[x] for x in order], sparsity, lane.distribution)
+        own = dict(zip(order, found))
+        return tuple(masks.links(shape, own[name]) for name, shape in shapes.items())
 
     actor, critic = widths(config, lane)
     return Links(
-        count(config.actor_sizes, lane.actor_sparsity, actor),
-        count(config.critic_sizes, lane.critic_sparsity, critic),
+        count(config.actor_module, config.actor_inputs, lane.actor_sparsity, actor),
+        count(config.critic_module, config.critic_inputs, lane.critic_sparsity, critic),
     )
 
 

@@ -3,12 +3,14 @@
 from typing import Any
 
 from rlx2_jax.algorithms import NETWORK_USE
+from rlx2_jax.networks import ARCHITECTURES
 from rlx2_jax.options import NEVER, Option
 from rlx2_jax.sparse import masks, rules
 from rlx2_jax.sparse.topology import REGROW
 
 ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register` adds to it
 MAX_LANES = 1024
+SIZES = ("hidden", "width", "blocks")  # of networks; an architecture has some of them
 _FEW = 65_536  # environments, episodes, updates of one time step
 
 # Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed
@@ -170,7 +172,10 @@ CONFIG = _table(
     Option("algo", "choice", "the reinforcement learning algorithm", "td3", ALGORITHMS),
     _int("obs_dim", "observation size", flag=False),
     _int("action_dim", "action size", flag=False),
-    _int("hidden", "units of each hidden layer, all networks", (256, 256)),
+    Option("architecture", "choice", "of all networks", "mlp", ARCHITECTURES),
+    _int("hidden", "units of each hidden layer of an MLP; default: 256,256"),
+    _int("width", "units of each residual block of SimBa; default: 512", most=16_384),
+    _int("blocks", "residual blocks of SimBa; default: 2", most=64),
     _int("batch_size", "transitions per update", 256),
     _int("num_envs", "environments per lane, stepped together", 1, most=_FEW),
     _int("steps", "environment steps of each lane", 3_000_000),
@@ -258,4 +263,14 @@ RUN = _table(
     ),
 )
 
-__all__ = ["ALGORITHMS", "CHOICES", "CONFIG", "LANE", "MAX_LANES", "METHODS", "NEVER", "RUN"]
+__all__ = [
+    "ALGORITHMS",
+    "CHOICES",
+    "CONFIG",
+    "LANE",
+    "MAX_LANES",
+    "METHODS",
+    "NEVER",
+    "RUN",
+    "SIZES",
+]

@@ -44,8 +44,8 @@ class Batch(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "masks", "moments", "target", "moved"],
-    meta_fields=["form", "members"],
+    data_fields=["params", "masks", "moments", "target", "moved", "stats"],
+    meta_fields=["form", "members", "module"],
 )
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -55,9 +55,12 @@ class Network:
       params, moments, target: dense pytrees (masked form), or vectors of live links (compact).
       masks: boolean pytrees (masked form), or a `layout.Index` (compact).
       moved: links replaced by the last mask update, i32[].
+      stats: running statistics of observations, where the architecture has them; shared by θ and
+        θ', and by the members of an ensemble.
       form: `masked` or `compact`: the module of `networks` that handles it.
       members: None for a single network; for an ensemble (the critics) their number, the leading
-        axis of every array above.
+        axis of every array above but `stats`.
+      module: its architecture, a Flax module; None is a plain MLP.
     """
 
     params: Params
@@ -67,6 +70,8 @@ class Network:
     moved: Array | None = None
     form: str = "masked"
     members: int | None = None
+    stats: Params | None = None
+    module: Any = None
 
     def _replace(self, **fields: Any) -> "Network":
         return dataclasses.replace(self, **fields)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,7 +58,7 @@ def actor(case: Case, seed: int = 0) -> tuple[Any, Any]:
 
 
 def policy_of(case: Case, **bounds: Any) -> SparsePolicy:
-    return from_actor(*actor(case), case.kind, **bounds)
+    return from_actor(*actor(case), case.kind, heads=1 + (case.kind == "sac"), **bounds)
 
 
 def expected(case: Case, obs: np.ndarray) -> np.ndarray:
@@ -68,6 +69,101 @@ def expected(case: Case, obs: np.ndarray) -> np.ndarray:
 
 def observations(policy: SparsePolicy, count: int = 2000) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(count, policy.obs_dim)).astype(np.float32)
+
+
+def dense_layer(rng: np.random.Generator, n_in: int, n_out: int, density: float) -> tuple[Any, Any]:
+    """A sparse layer and its mask."""
+    live = rng.random((n_in, n_out)) < density
+    scale = 1.5 / np.sqrt(max(1.0, live.sum() / n_out))
+    kernel = np.float32(rng.normal(size=(n_in, n_out)) * scale * live)
+    bias = np.float32(rng.normal(size=n_out, scale=0.3))
+    return {"kernel": kernel, "bias": bias}, {"kernel": live, "bias": np.ones(n_out, bool)}
+
+
+def simba(
+    obs: int, width: int, blocks: int, actions: int, *, density: float = 0.2, seed: int = 0
+) -> tuple[Any, Any, list[tuple[Any, ...]]]:
+    """Parameters, masks and steps of a residual network with layer normalisation."""
+    rng = np.random.default_rng(seed)
+    params, masks = {}, {}
+    norm = lambda: (  # noqa: E731
+        "layer_norm",
+        np.float32(rng.normal(size=width, loc=1, scale=0.2)),
+        np.float32(rng.normal(size=width, scale=0.2)),
+        1e-6,
+    )
+    params["embed"], masks["embed"] = dense_layer(rng, obs, width, density)
+    mean, scale = rng.normal(size=obs), rng.uniform(0.5, 2, size=obs)
+    steps = [("normalize", mean, scale), ("linear", "embed")]
+    for i in range(blocks):
+        pair = {
+            "expand": dense_layer(rng, width, 4 * width, density),
+            "reduce": dense_layer(rng, 4 * width, width, density),
+        }
+        params[f"hidden_{i}"] = {k: v[0] for k, v in pair.items()}
+        masks[f"hidden_{i}"] = {k: v[1] for k, v in pair.items()}
+        steps += [("save",), norm(), ("linear", f"hidden_{i}/expand"), ("relu",)]
+        steps += [("linear", f"hidden_{i}/reduce"), ("add_saved",)]
+    params["output"], masks["output"] = dense_layer(rng, width, actions, density)
+    return params, masks, [*steps, norm(), ("linear", "output")]
+
+
+def run_steps(params: Any, steps: list[tuple[Any, ...]], obs: np.ndarray) -> np.ndarray:
+    """What steps do, in float32 JAX, written apart from the exporters."""
+    x, saved = jnp.asarray(obs), []
+    vector = lambda a: jnp.asarray(a, jnp.float32)[None]  # noqa: E731
+    for name, *args in steps:
+        if name == "linear":
+            layer = params
+            for key in args[0].split("/"):
+                layer = layer[key]
+            x = jnp.dot(x, layer["kernel"], precision="highest") + vector(layer["bias"])
+        elif name == "relu":
+            x = jnp.where(x > 0, x, 0)
+        elif name == "normalize":
+            x = (x - vector(args[0])) * vector(args[1])
+        elif name == "layer_norm":
+            x = jax.nn.standardize(x, axis=-1, epsilon=args[2])
+            x = x * vector(args[0]) + vector(args[1])
+        elif name == "save":
+            saved.append(x)
+        else:
+            x = x + saved.pop()
+    return np.asarray(jnp.tanh(x))
+
+
+def random_program(seed: int) -> tuple[Any, Any, list[tuple[Any, ...]]]:
+    """A small valid program of any operations in any order."""
+    rng = np.random.default_rng(seed)
+    params, masks, steps, saved = {}, {}, [], []
+    size = int(rng.integers(1, 9))
+    for i in range(int(rng.integers(0, 14))):
+        kind = rng.choice(["linear", "relu", "normalize", "layer_norm", "save", "add_saved"])
+        vector = lambda low: np.float32(rng.uniform(low, 1.5, size))  # noqa: B023, E731
+        if kind == "linear":
+            # Under a save that is still open, sizes return to the saved one.
+            new = saved[-1] if saved and rng.random() < 0.7 else int(rng.integers(1, 9))
+            params[f"l{i}"], masks[f"l{i}"] = dense_layer(rng, size, new, 0.6)
+            steps.append(("linear", f"l{i}"))
+            size = new
+        elif kind == "normalize":
+            steps.append(("normalize", vector(-1), vector(0.1)))
+        elif kind == "layer_norm":
+            steps.append(("layer_norm", vector(-1), vector(-1), 1e-3))
+        elif kind == "save":
+            saved.append(size)
+            steps.append(("save",))
+        elif kind == "add_saved" and saved and saved[-1] == size:
+            saved.pop()
+            steps.append(("add_saved",))
+        elif kind == "relu":
+            steps.append(("relu",))
+    while saved:
+        params[f"e{len(saved)}"], masks[f"e{len(saved)}"] = dense_layer(rng, size, saved[-1], 0.6)
+        steps += [("linear", f"e{len(saved)}"), ("add_saved",)]
+        size = saved.pop()
+    params["out"], masks["out"] = dense_layer(rng, size, 2, 0.8)
+    return params, masks, [*steps, ("linear", "out")]
 
 
 PENDULUM = Case((4, 16, 16, 1), 0.3)

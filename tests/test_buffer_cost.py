@@ -74,7 +74,7 @@ def test_adding_copies_nothing(lanes):
 
 @pytest.mark.slow  # wall time: on a busy machine it says nothing
 def test_a_step_costs_the_same_at_any_capacity():
-    params, _ = networks.init(jax.random.key(0), (14, 64, 64, 1))
+    params, _, _ = networks.init(jax.random.key(0), networks.MLP((64, 64, 1)), 14)
 
     def loss(params: Params, batch: Batch) -> jax.Array:
         q = masked.bind(params)(jnp.concatenate([batch.obs, batch.action], axis=-1))[:, 0]

@@ -99,15 +99,15 @@ def test_validate_refuses(field, change):
 
 def test_bad_specs_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
-        layout.Spec((2, 3), (7,), ("a",))
-    with pytest.raises(ValueError, match="one width"):
-        layout.Spec((2, 3), (7, 1), ("a",))
+        layout.Spec(((2, 3),), (7,), ("a",))
+    with pytest.raises(ValueError, match="one shape"):
+        layout.Spec(((2, 3),), (7, 1), ("a",))
     with pytest.raises(ValueError, match="within"):
-        layout.Spec((2**16, 2**16), (7,), ("a",))
+        layout.Spec(((2**16, 2**16),), (7,), ("a",))
     _, one = masked_network(np.random.default_rng(0), (3, 4), (2,))
     _, other = masked_network(np.random.default_rng(0), (5, 3), (2,))
     with pytest.raises(ValueError, match="chain"):
-        layout.spec_of({"layer_0": one["layer_0"], "layer_1": other["layer_0"]})
+        _ = layout.spec_of({"layer_0": one["layer_0"], "layer_1": other["layer_0"]}).widths
 
 
 def test_groups_of_lanes():

@@ -32,8 +32,10 @@ def test_defaults_are_the_papers_table():
     assert (SAC.policy_delay, SAC.target_interval, config.resolve(SAC, Lane()).n) == (1, 1, 2)
     assert config.resolve(SAC, Lane()).target_entropy == -3.0
     assert (TD3.scheme, SAC.scheme) == ("uniform", "orthogonal")
-    assert TD3.actor_sizes == (11, 256, 256, 3) and SAC.actor_sizes == (11, 256, 256, 6)
-    assert TD3.critic_sizes == SAC.critic_sizes == (14, 256, 256, 1)
+    sizes = lambda layers: [shape for _, shape in layers]  # noqa: E731
+    assert sizes(TD3.actor_layers) == [(11, 256), (256, 256), (256, 3)]
+    assert sizes(SAC.actor_layers) == [(11, 256), (256, 256), (256, 6)]
+    assert sizes(TD3.critic_layers) == sizes(SAC.critic_layers) == [(14, 256), (256, 256), (256, 1)]
 
 
 # Where the paper's text and its authors' code differ: (field, paper, reference, default).

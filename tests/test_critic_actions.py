@@ -21,7 +21,6 @@ from rlx2_jax.agents import sac
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs.device import from_functions
 from rlx2_jax.envs.spaces import Boxes
-from rlx2_jax.kernels import layout
 from rlx2_jax.networks import convert
 from rlx2_jax.training import lane, launch
 from rlx2_jax.training.evaluate import DeviceEvaluator
@@ -60,9 +59,10 @@ def with_links(cfg: Config, state: Any) -> tuple[Config, Any]:
     """The compact form of both."""
     links = config.own_links(cfg, FREE)
     parts = {}
-    for name, sizes in (("actor", cfg.actor_sizes), ("critic", cfg.critic_sizes)):
-        spec = layout.Spec(sizes, getattr(links, name), ("Dense_0", "Dense_1"))
-        parts[name] = convert.to_compact(getattr(state, name), spec)
+    for name, inputs in (("actor", cfg.actor_inputs), ("critic", cfg.critic_inputs)):
+        network = getattr(state, name)
+        spec = networks.spec(network.module, inputs, getattr(links, name))
+        parts[name] = convert.to_compact(network, spec)
     return dataclasses.replace(cfg, execution="compact", links=links), state._replace(**parts)
 
 

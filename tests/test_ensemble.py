@@ -98,7 +98,7 @@ def test_an_algorithm_is_a_value():
     try:
         cfg, like = (config.make(name, 3, 1) for name in ("soft", "sac"))
         assert dataclasses.replace(cfg, algo="sac") == like
-        assert cfg.actor_sizes == like.actor_sizes and cfg.scheme == like.scheme
+        assert cfg.actor_layers == like.actor_layers and cfg.scheme == like.scheme
         with pytest.raises(ValueError, match="already an algorithm 'td3'"):
             agents.register(own._replace(name="td3"), like="sac")
         with pytest.raises(ValueError, match="like='none'"):

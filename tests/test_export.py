@@ -10,12 +10,14 @@ import pytest
 from policies import CASES, Case, actor, expected, observations, policy_of
 
 from rlx2_jax.export import (
-    Layer,
+    Linear,
     SparsePolicy,
     c,
+    c_range,
     compiled,
     from_actor,
     manifest,
+    mlp,
     npz,
     numpy_runtime,
     onnx,
@@ -59,9 +61,11 @@ def test_pruning_by_hand():
     last = np.array([[4, 5, 0, 6]], np.float32)
     policy = SparsePolicy(
         "td3",
-        (
-            Layer.of(first, first != 0, np.array([0.5, 0.25, 0, -1])),
-            Layer.of(last, last != 0, np.array([1.0])),
+        mlp(
+            [
+                Linear.of(first, first != 0, np.array([0.5, 0.25, 0, -1])),
+                Linear.of(last, last != 0, np.array([1.0])),
+            ]
         ),
     ).pruned()
     assert policy.sizes == (2, 1, 1)
@@ -85,17 +89,18 @@ def test_what_lies_off_the_mask_is_ignored():
 @pytest.mark.fast
 def test_a_policy_of_nonsense_is_refused():
     params, masks = actor(Case((3, 4, 2), 0.5))
-    with pytest.raises(ValueError, match="kind"):
-        from_actor(params, masks, "ppo")
-    with pytest.raises(ValueError, match="two outputs per action"):
-        from_actor(*actor(Case((3, 4, 3), 0.5)), "sac")
+    for kind in ("", "a */ b", "é", "x" * 41):
+        with pytest.raises(ValueError, match="kind is"):
+            from_actor(params, masks, kind)
+    with pytest.raises(ValueError, match="2 outputs per action has 3 outputs"):
+        from_actor(*actor(Case((3, 4, 3), 0.5)), "sac", heads=2)
     bad = {**params, "Dense_1": {**params["Dense_1"], "bias": np.array([0, np.nan], np.float32)}}
     with pytest.raises(ValueError, match="biases of layer 1 are not all finite"):
         from_actor(bad, masks, "td3")
-    with pytest.raises(ValueError, match="layer 1 reads 5 inputs where there are 4"):
+    with pytest.raises(ValueError, match="layer 1 takes 5 inputs, but there are 4"):
         good = policy_of(Case((3, 4, 2), 0.5))
         other = policy_of(Case((3, 5, 2), 0.5))
-        SparsePolicy("td3", (good.layers[0], other.layers[1]))
+        SparsePolicy("td3", mlp((good.layers[0], other.layers[1])))
     with pytest.raises(ValueError, match="low bound is above"):
         from_actor(params, masks, "td3", low=[1, 1], high=[0, 2])
     with pytest.raises(ValueError, match=r"must be \[..., 3\]"):
@@ -118,7 +123,7 @@ def test_c(case, tmp_path):
 def test_indices_have_the_smallest_type_that_fits(inputs, index, tmp_path):
     weight = np.zeros((1, inputs), np.float32)
     weight[0, [0, inputs - 1]] = 0.5, 0.25
-    policy = SparsePolicy("td3", (Layer.of(weight, weight != 0, np.zeros(1)),))
+    policy = SparsePolicy("td3", (Linear.of(weight, weight != 0, np.zeros(1)),))
     assert f"uint{index}_t policy_cols0[2]" in c.source(policy).text
     obs = np.ones((1, inputs), np.float32)
     assert compile_policy(policy, tmp_path)(obs)[0, 0] == pytest.approx(np.tanh(0.75))
@@ -146,14 +151,14 @@ def test_int8_error_is_bounded_by_its_roundings(case, tmp_path):
         x = np.abs(y)
     assert (np.abs(act - np.tanh(y)) <= error + TOLERANCE).all()
     for layer, (values, scales) in zip(policy.layers, quantize(policy)):
-        assert values.dtype == np.int8 and scales.shape == (layer.outputs,)
+        assert values.dtype == np.int8 and scales.shape == (layer.units,)
 
 
 @pytest.mark.fast
 @needs_compiler
 def test_tanh_of_the_c_file_to_1e_6(tmp_path):
     weight = np.ones((1, 1), np.float32)
-    identity = SparsePolicy("td3", (Layer.of(weight, weight != 0, np.zeros(1)),))
+    identity = SparsePolicy("td3", (Linear.of(weight, weight != 0, np.zeros(1)),))
     x = np.concatenate([np.linspace(-12, 12, 20_001), np.geomspace(1e-30, 1e30, 2000)])
     x = np.concatenate([x, [np.inf, -np.inf]]).astype(np.float32)[:, None]
     assert np.abs(compile_policy(identity, tmp_path)(x) - np.tanh(x.astype(float))).max() <= 1e-6
@@ -279,8 +284,8 @@ def test_one_large_observation_by_hand(int8, tmp_path):
         np.array([[1e-19]], np.float32),
         np.array([[1e-19]], np.float32),
     )
-    layers = [Layer.of(w, w != 0, np.zeros(1)) for w in weights]
-    act = compile_policy(SparsePolicy("td3", tuple(layers)), tmp_path, int8=int8)
+    layers = [Linear.of(w, w != 0, np.zeros(1)) for w in weights]
+    act = compile_policy(SparsePolicy("td3", mlp(layers)), tmp_path, int8=int8)
     obs = np.array([[3e38, 0, 2.9e38], [3e38, 0, 0], [-3e38, 0, 0], [1e38, 0, 0]], np.float32)
     # The first sum: 2e37, saturated at 3.4e38, relu(-6e38), 2e38.
     wanted = np.tanh([[0.2], [3.4028235], [0.0], [2.0]])
@@ -307,7 +312,7 @@ def test_ordinary_observations_take_the_plain_sums(int8, tmp_path, monkeypatch):
     obs = np.concatenate([observations(policy), 1e6 * observations(policy, 100)])
     (tmp_path / "plain").mkdir()
     plain = compile_policy(policy, tmp_path / "plain", int8=int8)(obs)
-    monkeypatch.setattr(c, "_harmless", lambda *_, **__: "0.0f")
+    monkeypatch.setattr(c_range, "harmless", lambda *_, **__: "0.0f")
     watched = compile_policy(policy, tmp_path, int8=int8)(obs)
     np.testing.assert_array_equal(plain, watched)
 

@@ -16,7 +16,17 @@ from rlx2_jax.sparse import masks
 
 pytestmark = pytest.mark.fast
 DEPTHS = [(5, 3), (5, 8, 6, 3), (7, 6, 5, 4, 3, 2)]
-init = quick(networks.init, static_argnames=("sizes", "scheme", "width"))
+
+
+def of_mlp(key, sizes, scheme="uniform", width=None):
+    """Initial weights and block of an MLP of `sizes = (in, hidden..., out)`."""
+    module = networks.MLP(tuple(sizes[1:]), scheme)
+    params, block, stats = networks.init(key, module, sizes[0], width=width)
+    assert stats is None
+    return params, block
+
+
+init = quick(of_mlp, static_argnames=("sizes", "scheme", "width"))
 mlp = quick(lambda params, x: masked.bind(params)(x))
 policy = quick(lambda params, x: networks.policy(masked.bind(params), x))
 KEY = jax.random.key(0)
@@ -31,7 +41,7 @@ def shapes(params: dict) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 @pytest.mark.parametrize("scheme", ["uniform", "orthogonal"])
 @pytest.mark.parametrize("sizes", DEPTHS)
 def test_any_depth(sizes, scheme):
-    make = functools.partial(networks.init, sizes=sizes, scheme=scheme)
+    make = functools.partial(of_mlp, sizes=sizes, scheme=scheme)
     params, block = jax.eval_shape(make, KEY)
     pairs = itertools.pairwise(sizes)
     assert shapes(params) == [((i, o), (o,)) for i, o in pairs]

@@ -68,6 +68,7 @@ def test_every_setting_of_the_launcher_has_a_flag():
     """Except what suites and the budget decide."""
     every = {o.name for o in (*CONFIG.values(), *RUN.values(), *LANE.values()) if o.flag}
     decided = {"method", "algo", "steps", "eval_interval", "seeds", "capacity"}
+    decided |= {"architecture", "width", "blocks"}
     others = {"preset", "env_version", "env_backend", "max_episode_steps", "pipeline"}
     assert set(flag_names()) == (every - decided) | others
     values = flags.FlagValues()

@@ -153,7 +153,7 @@ def test_files_of_another_policy_are_not_run(policy, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format is 2, this version reads 1"),
+        ({"format": 3}, "format is 3, this version reads 1 and 2"),
         ({"env": 5}, "env is 5, not str"),
         ({"final_score": "high"}, "final_score is 'high', not float"),
         ({"final_score": float("nan")}, "final_score is nan"),

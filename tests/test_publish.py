@@ -1,5 +1,6 @@
 """Publishing: which lane is chosen, what its folder holds, that the bytes repeat."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_a_folder_holds_the_policy_its_masks_and_its_score(tmp_path):
     params, masks = actor(PENDULUM, seed=1)
     policy = npz.load(made / "policy.npz")
     for i, layer in enumerate(policy.layers):
-        live = layer._replace(values=np.ones_like(layer.values)).dense() > 0
+        live = dataclasses.replace(layer, values=np.ones_like(layer.values)).dense() > 0
         np.testing.assert_array_equal(live.T, masks[f"Dense_{i}"]["kernel"])
         np.testing.assert_array_equal(layer.dense().T, params[f"Dense_{i}"]["kernel"])
     about = folder.read(made).about

@@ -173,8 +173,8 @@ def mask_figures(suite: Suite) -> list[Item]:
         if not layers:
             found.append(Absent(f"masks of {unit.name}", f"{unit.name} is {unit.status}"))
             continue
-        nets = [n for n in layers if n.endswith("Dense_0")]
-        for layer in nets:
+        first_layers = {_network(layer): layer for layer in reversed(layers)}
+        for layer in reversed(first_layers.values()):
             found.append(_mask_item(unit, layer, "connections", first, last))
         for layer in layers:
             found.append(_mask_item(unit, layer, "mask", first, last))
@@ -185,8 +185,11 @@ def _mask_item(
     unit: Unit, layer: str, kind: str, first: dict[str, np.ndarray], last: dict[str, np.ndarray]
 ) -> Figure:
     seed = unit.lanes[0].seed if unit.lanes else 0
-    net, _, number = layer.rpartition("/Dense_")
-    name = f"{net.replace('/', ' ')}, layer {int(number) + 1}" if number.isdigit() else layer
+    net = _network(layer)
+    own = layer.removeprefix(f"{net}/")
+    number = own.removeprefix("Dense_")  # of an MLP
+    title = f"layer {int(number) + 1}" if number.isdigit() else own
+    name = f"{net.replace('/', ' ')}, {title}"
     pair = first.get(layer), last.get(layer)
     key = f"mask_figures-{unit.name}-{kind}-{layer.replace('/', '-')}"
     head = f"{unit.env}, seed {seed}: {name}"
@@ -195,6 +198,12 @@ def _mask_item(
         return Figure(key, text, partial(maskimages.mask_images, *pair, title=head))
     text = f"{head}: links from each input dimension"
     return Figure(key, text, partial(maskimages.connections, *pair, title=head))
+
+
+def _network(layer: str) -> str:
+    """The network of a layer: "actor", "critic/q1", ..."""
+    parts = layer.split("/")
+    return "/".join(parts[: 1 if parts[0] == "actor" else 2])
 
 
 def _masks(path: Path) -> dict[str, np.ndarray]:

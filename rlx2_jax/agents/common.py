@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks
 from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
-from rlx2_jax.kernels import layout
 from rlx2_jax.networks import optimize
 from rlx2_jax.networks.forms import FORMS
 from rlx2_jax.sparse import masks
@@ -41,7 +40,8 @@ def make_network(
     key: Array,
     config: Config,
     lane: Lane,
-    sizes: Sequence[int],
+    module: networks.Architecture,
+    inputs: int,
     sparsity: float | Sequence[float],
     width: int | None,
     *,
@@ -57,11 +57,11 @@ def make_network(
     """
     lane = resolve(config, lane)
 
-    def draw(key: Array) -> tuple[Params, Params, Masks]:
-        """Dense weights, masked weights and masks of one network."""
+    def draw(key: Array) -> tuple[Params, Params, Masks, Params | None]:
+        """Dense weights, masked weights, masks and statistics of one network."""
         weight_key, mask_key = jax.random.split(key)
-        dense, block = networks.init(
-            weight_key, sizes, scheme=config.scheme, width=width, dtype=config.dtype
+        dense, block, stats = networks.init(
+            weight_key, module, inputs, width=width, dtype=config.dtype
         )
         chosen = masks.init(
             mask_key,
@@ -71,20 +71,21 @@ def make_network(
             init=config.mask_init,
         )
         mask = jax.tree.map(jnp.logical_and, chosen, block)
-        return dense, masks.apply(dense, mask), mask
+        return dense, masks.apply(dense, mask), mask, stats
 
     if members is None:
-        dense, params, mask = draw(key)
+        dense, params, mask, stats = draw(key)
     else:
-        drawn = [draw(k) for k in jax.random.split(key, members)]
-        dense, params, mask = jax.tree.map(lambda *x: jnp.stack(x), *drawn)
+        *drawn, all_stats = zip(*(draw(k) for k in jax.random.split(key, members)))
+        dense, params, mask = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in drawn)
+        stats = all_stats[0]
     own_target = None
     if target:  # arrays of its own, so that a whole state can be donated
         own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
-    network = optimize.init(params, mask, target=own_target, members=members)
-    names = tuple(f"Dense_{i}" for i in range(len(sizes) - 1))
-    spec = layout.Spec(tuple(sizes), links, names)
-    return FORMS[config.execution].pack(network, spec)
+    network = optimize.init(
+        params, mask, target=own_target, members=members, module=module, stats=stats
+    )
+    return FORMS[config.execution].pack(network, networks.spec(module, inputs, links))
 
 
 def make_actor(key: Array, config: Config, lane: Lane, *, target: bool = True) -> Network:
@@ -94,7 +95,8 @@ def make_actor(key: Array, config: Config, lane: Lane, *, target: bool = True) -
         key,
         config,
         lane,
-        config.actor_sizes,
+        config.actor_module,
+        config.actor_inputs,
         lane.actor_sparsity,
         widths(config, lane)[0],
         target=target,
@@ -109,12 +111,20 @@ def make_critic(key: Array, config: Config, lane: Lane) -> Network:
         key,
         config,
         lane,
-        config.critic_sizes,
+        config.critic_module,
+        config.critic_inputs,
         lane.critic_sparsity,
         widths(config, lane)[1],
         members=config.critics,
         links=live_links(config, lane).critic,
     )
+
+
+def observe(agent: Any, obs: Array, active: Array | bool = True) -> Any:
+    """An agent whose networks have taken new observations `[envs, obs]` into their running
+    statistics, where `active`. Nothing changes for architectures without statistics."""
+    nets = {k: v for k, v in agent._asdict().items() if isinstance(v, Network)}
+    return agent._replace(**{k: networks.observe(v, obs, active) for k, v in nets.items()})
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from rlx2_jax import envs, export
+from rlx2_jax import envs
 from rlx2_jax.cli import render
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.base import MAX_SEED
@@ -93,7 +93,7 @@ def find(
         return _of_file(path, env, backend, allow_imports)
     run = actor.read_run(path, allow_imports=allow_imports)
     found = actor.actor_of(run, path, lane)
-    policy = export.from_actor(found.params, found.masks, run.config.algo)
+    policy = actor.policy_of(found, run.config)
     own = run.lanes[lane]
     title = (
         f"{run.env}: {run.config.algo.upper()}, {own.method}, seed {own.seed}, lane {lane} at step "

@@ -75,16 +75,15 @@ def export_lane(
     found = actor.actor_of(run, logdir, lane)
     algo, own = run.config.algo, run.lanes[lane]
     low, high = actor.action_bounds(run)
-    whole = export.from_actor(found.params, found.masks, algo, low=low, high=high)
+    whole = actor.policy_of(found, run.config, low=low, high=high)
     made = Bundle(whole.pruned(), name, out or logdir / "export" / f"lane-{lane}")
     dense = sum(4 * np.size(x) for x in jax.tree.leaves(found.params))
-    links = [sum(layer.links for layer in p.layers) for p in (whole, made.policy)]
     say(
         f"lane {lane} ({own.method}, seed {own.seed}) at step {found.step:,}: {whole.links:,} live "
         f"links; {made.policy.links:,} without idle units, "
         f"{'-'.join(map(str, made.policy.sizes))} units"
     )
-    expected = actor.actions(found, algo, made.obs)
+    expected = actor.actions(found, run.config, made.obs)
     for format_ in formats:
         made.write(format_, expected)
     if "npz" in formats:
@@ -101,8 +100,8 @@ def export_lane(
         "lane": lane,
         "step": found.step,
         "sizes": made.policy.sizes,
-        "live_links": links[0],
-        "exported_links": links[1],
+        "live_links": whole.links,
+        "exported_links": made.policy.links,
         "dense_bytes": dense,
     }
     say(f"\n{made.table(dense)}\n\nerrors over {len(made.obs):,} observations")

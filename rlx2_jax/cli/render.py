@@ -51,7 +51,7 @@ def episode(logdir: Path, lane: int, *, allow_imports: bool = False) -> Shown:
     if run.backend != "gymnasium":
         raise RunError(f"only Gymnasium's tasks can be drawn, this run has {run.backend}")
     seed = seeds(run.lanes[lane].seed, Stream.EVALUATION, 1)[0]
-    act = lambda obs: actor.actions(found, run.config.algo, obs)  # noqa: E731
+    act = lambda obs: actor.actions(found, run.config, obs)  # noqa: E731
     return record(run.env, run.env_options, act, seed)
 
 

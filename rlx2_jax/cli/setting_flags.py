@@ -18,8 +18,10 @@ flags.disclaim_key_flags()  # the flags belong to the command that defines them
 LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
 # Without a default of their own: the preset, the algorithm or other settings decide.
 _OPEN = (*CHOICE_NAMES, "capacity")
-# In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), and B_max.
+# In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), B_max, and other
+# networks than the paper's.
 _NOT_IN_SWEEPS = ("method", "algo", "steps", "eval_interval", "seeds", "capacity")
+_NOT_IN_SWEEPS += ("architecture", "width", "blocks")
 
 
 class _Parser(flags.ArgumentParser):

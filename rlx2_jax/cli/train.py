@@ -120,7 +120,7 @@ def make_run(values: dict[str, Any]) -> Run:
     common = {
         f.name: values[f.name] for f in dataclasses.fields(launch.Settings) if f.name in values
     }
-    common["hidden"] = tuple(values["hidden"])
+    common["hidden"] = values["hidden"] and tuple(values["hidden"])
     options = {}
     if values["max_episode_steps"] is not None:
         options = envs.time_limit(values["env_backend"], values["max_episode_steps"])

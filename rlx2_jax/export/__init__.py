@@ -7,10 +7,13 @@
     stablehlo.save(policy, path) any XLA
     folder.write(out, policy, f)  a published policy; `folder.read` checks and reads it
 
-`npz.load` and `stablehlo.load` read files back: they execute nothing that a file says, and raise
+A policy of any architecture is a program of the operations in `ops`. `npz.load` and
+`stablehlo.load` read files back: they execute nothing that a file says, and raise
 `PolicyFileError` for one that is damaged.
 """
 
-from rlx2_jax.export.policy import KINDS, Layer, PolicyFileError, SparsePolicy, from_actor
+from rlx2_jax.export.build import from_actor
+from rlx2_jax.export.linear import Linear
+from rlx2_jax.export.policy import PolicyFileError, SparsePolicy, mlp
 
-__all__ = ["KINDS", "Layer", "PolicyFileError", "SparsePolicy", "from_actor"]
+__all__ = ["Linear", "PolicyFileError", "SparsePolicy", "from_actor", "mlp"]

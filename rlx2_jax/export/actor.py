@@ -1,5 +1,6 @@
 """The actor of one lane, read from a run directory that may still be in use."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from rlx2_jax import envs
 from rlx2_jax.agents import ALGORITHMS
+from rlx2_jax.config import Config
+from rlx2_jax.export.build import from_actor
+from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.files import Damaged
 from rlx2_jax.networks import convert, forms
 from rlx2_jax.training import lane as lanes_
@@ -52,12 +56,24 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
     )
 
 
-def actions(actor: Actor, algo: str, obs: np.ndarray) -> np.ndarray:
+def policy_of(
+    actor: Actor,
+    config: Config,
+    *,
+    low: Sequence[float] | np.ndarray | None = None,
+    high: Sequence[float] | np.ndarray | None = None,
+) -> SparsePolicy:
+    """The actor as an exported policy with all its live links. `low`, `high`: action bounds."""
+    heads = ALGORITHMS[config.algo].networks.actor_heads
+    return from_actor(actor.params, actor.masks, config.algo, heads=heads, low=low, high=high)
+
+
+def actions(actor: Actor, config: Config, obs: np.ndarray) -> np.ndarray:
     """Noise-free actions of the JAX actor: [batch, obs] -> [batch, act] in [-1, 1]."""
     params = jax.tree.map(lambda x, m: np.float32(x) * m, actor.params, actor.masks)
     bound = forms.masked.bind(params)
     with jax.default_matmul_precision("highest"):
-        return np.asarray(ALGORITHMS[algo].mean_action(bound, jnp.asarray(obs)))
+        return np.asarray(ALGORITHMS[config.algo].mean_action(bound, jnp.asarray(obs)))
 
 
 def action_bounds(run: Run) -> tuple[Any, Any]:

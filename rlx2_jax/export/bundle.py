@@ -20,7 +20,7 @@ OBSERVATIONS = 4096
 def deviation(policy: SparsePolicy, obs: np.ndarray, actions: np.ndarray, expected: np.ndarray):
     """The largest difference of two sets of actions, and whether rounding explains all of them."""
     error = np.abs(np.asarray(actions, np.float64) - expected)
-    return float(error.max()), bool((error <= TOLERANCE + policy.rounding(obs)).all())
+    return float(error.max()), bool((error <= TOLERANCE + policy.rounding(obs)[None]).all())
 
 
 class CheckFailed(Exception):

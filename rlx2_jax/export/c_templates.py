@@ -59,6 +59,70 @@ static int {name}_overflowed(float x)
 }}
 """
 
+CLAMP = """
+/* x as a finite number: infinities become the largest float, 0 where x is not a number. */
+static float {name}_clamped(float x)
+{{
+    if (x > 0x1.fffffep127f) return 0x1.fffffep127f;
+    if (x < -0x1.fffffep127f) return -0x1.fffffep127f;
+    return x == x ? x : 0.0f;
+}}
+"""
+
+# With x 2^-80 times as large, squares of differences are below 2^98, which leaves room for 2^24
+# units; a variance is then either 0 or well above the smallest normal float.
+NORM = """
+/* 1 / sqrt(x) for normal floats: a guess from the exponent, then Newton's method. */
+static float {name}_rsqrt(float x)
+{{
+    union {{ float value; uint32_t bits; }} u;
+    uint32_t k;
+    u.value = x;
+    u.bits = 0x5f375a86u - (u.bits >> 1);
+    for (k = 0; k < 4; k++) u.value *= 1.5f - 0.5f * x * u.value * u.value;
+    return u.value;
+}}
+
+/* y = (x - mean) / sqrt(variance + epsilon) * gain + shift over n units; y may be x. */
+static void {name}_layer_norm(const float *x, float *y, uint32_t n, const float *gain,
+                              const float *shift, float epsilon)
+{{
+    float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f, mean, factor;
+    uint32_t r;
+    for (r = 0; r + 3 < n; r += 4) {{
+        a += x[r];
+        b += x[r + 1];
+        c += x[r + 2];
+        d += x[r + 3];
+    }}
+    for (; r < n; r++) a += x[r];
+    mean = ((a + b) + (c + d)) / (float)n;
+    a = b = c = d = 0.0f;
+    for (r = 0; r + 3 < n; r += 4) {{
+        a += (x[r] - mean) * (x[r] - mean);
+        b += (x[r + 1] - mean) * (x[r + 1] - mean);
+        c += (x[r + 2] - mean) * (x[r + 2] - mean);
+        d += (x[r + 3] - mean) * (x[r + 3] - mean);
+    }}
+    for (; r < n; r++) a += (x[r] - mean) * (x[r] - mean);
+    factor = {name}_rsqrt(((a + b) + (c + d)) / (float)n + epsilon);
+    for (r = 0; r < n; r++) y[r] = (x[r] - mean) * factor * gain[r] + shift[r];
+}}
+
+/* The same for every finite x: large ones are scaled down, which makes epsilon negligible. */
+static void {name}_layer_norm_watched(const float *x, float *y, uint32_t n, const float *gain,
+                                      const float *shift, float epsilon)
+{{
+    uint32_t r, large = 0;
+    for (r = 0; r < n; r++) large |= (x[r] > 0x1p50f) | (x[r] < -0x1p50f);
+    if (large) {{
+        for (r = 0; r < n; r++) y[r] = x[r] * 0x1p-80f;
+        {name}_layer_norm(y, y, n, gain, shift, 0x1p-126f);
+    }} else {name}_layer_norm(x, y, n, gain, shift, epsilon);
+    for (r = 0; r < n; r++) y[r] = {name}_clamped(y[r]);
+}}
+"""
+
 TANH = """
 /* tanh to 2e-7: with t = tanh(x/2) as a continued fraction, tanh(x) = 2t / (1 + t^2). */
 static float {name}_tanh(float x)
@@ -93,6 +157,47 @@ void {name}_act(const float *obs, float *action)
     if (small) {name}_plain(obs, action);
     else {name}_watched(obs, action);
 }}
+"""
+
+# Operations other than linear ones: `plain`, and `watched`, whose results are always finite.
+LOAD = """\
+    for (r = 0; r < {n}; r++) {y}[r] = {x}[r];
+"""
+
+LOAD_WATCHED = """\
+    for (r = 0; r < {n}; r++) {y}[r] = {name}_clamped({x}[r]);
+"""
+
+RECTIFY = """\
+    for (r = 0; r < {n}; r++) {y}[r] = {name}_relu({x}[r]);
+"""
+
+NORMALIZE = """\
+    for (r = 0; r < {n}; r++) {y}[r] = ({x}[r] - {name}_mean{i}[r]) * {name}_rstd{i}[r];
+"""
+
+# Halves: a difference of two floats may be infinite, that of their halves is not.
+NORMALIZE_WATCHED = """\
+    for (r = 0; r < {n}; r++) {{
+        const float half = 0.5f * {x}[r] - 0.5f * {name}_mean{i}[r];
+        {y}[r] = {name}_clamped(2.0f * (half * {name}_rstd{i}[r]));
+    }}
+"""
+
+ADD = """\
+    for (r = 0; r < {n}; r++) {y}[r] = {x}[r] + {other}[r];
+"""
+
+ADD_WATCHED = """\
+    for (r = 0; r < {n}; r++) {y}[r] = {name}_clamped({x}[r] + {other}[r]);
+"""
+
+LAYER_NORM = """\
+    {name}_layer_norm({x}, {y}, {n}, {name}_gain{i}, {name}_shift{i}, {epsilon});
+"""
+
+LAYER_NORM_WATCHED = """\
+    {name}_layer_norm_watched({x}, {y}, {n}, {name}_gain{i}, {name}_shift{i}, {epsilon});
 """
 
 LAYER = """\

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from rlx2_jax import envs
 from rlx2_jax.export.episodes import Act, Episodes, play
@@ -43,7 +44,7 @@ def difference(first: np.ndarray, other: np.ndarray) -> Difference:
     gaps, degrees = other - first, len(first) - 1
     if degrees < 1:
         raise ValueError(f"{len(first)} episode(s) give no interval: use at least 2")
-    quantile = 1.96 + (1.96**3 + 1.96) / (4 * degrees)  # Student's, to first order
+    quantile = float(special.stdtrit(degrees, 0.975))  # of Student's distribution
     half_width = quantile * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
     return Difference(
         float(first.mean()), float(other.mean()), float(gaps.mean()), half_width, len(gaps)

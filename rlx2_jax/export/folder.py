@@ -23,7 +23,7 @@ from rlx2_jax.export.bundle import Bundle, deviation, observations
 from rlx2_jax.export.episodes import Act
 from rlx2_jax.export.policy import PolicyFileError, SparsePolicy
 
-FORMAT = 1
+FORMAT = 2  # 1 had an older `policy.npz`, see `npz`
 RECORD = "policy.json"
 NAME = "policy"  # of the files, and of the C function policy_act
 _FIELDS = {  # what readers of policy.json rely on
@@ -135,10 +135,10 @@ def read(folder: Path, *, allow_imports: bool = False) -> Published:
 
 
 def _check_format(about: dict[str, Any]) -> None:
-    if about.get("format") != FORMAT:
+    if about.get("format") not in (1, FORMAT):
         raise ValueError(
-            f"format is {about.get('format')!r:.40}, this version reads {FORMAT}: play it with the "
-            f"version that wrote it"
+            f"format is {about.get('format')!r:.40}, this version reads 1 and {FORMAT}: play it "
+            f"with the version that wrote it"
         )
 
 

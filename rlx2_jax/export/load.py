@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from rlx2_jax.export import folder, npz
-from rlx2_jax.export.actor import actor_of, read_run
-from rlx2_jax.export.policy import SparsePolicy, from_actor
+from rlx2_jax.export.actor import actor_of, policy_of, read_run
+from rlx2_jax.export.policy import SparsePolicy
 
 
 def load_policy(path: str | Path, lane: int = 0, *, allow_imports: bool = False) -> SparsePolicy:
@@ -36,4 +36,4 @@ def load_policy(path: str | Path, lane: int = 0, *, allow_imports: bool = False)
         return folder.read(path, allow_imports=allow_imports).policy
     run = read_run(path, allow_imports=allow_imports)
     actor = actor_of(run, path, lane)
-    return from_actor(actor.params, actor.masks, run.config.algo)
+    return policy_of(actor, run.config)

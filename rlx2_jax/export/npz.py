@@ -1,22 +1,37 @@
 """Policies as `.npz` files, read back with every array checked.
 
-A file holds `sizes` (units per layer), `kind` (its number in `KINDS`), and of all layers one
-after the other `lengths` (links of each unit), `cols`, `values` and `bias`; `bounds` [2, act]
-where they are known; and `digest`, the SHA-256 of all of them. `numpy_runtime.py` runs it alone.
+| array | contents |
+| --- | --- |
+| `version` | u8[1], 2 |
+| `kind` | u8[], the label in ASCII |
+| `ops` | u8[ops], the program by positions in `ops.OPS` |
+| `sizes` | i32[layers + 1], units of the observation and of each linear operation |
+| `lengths`, `bias` | number of links and bias of each unit, one layer after the other |
+| `cols`, `values` | input and f32 weight of each link, in the same order |
+| `norms` | f32[], the arrays of each normalize and layer_norm, in order |
+| `bounds` | f32[2, act], where they are known |
+| `digest` | u8[32], the SHA-256 of all others |
+
+Version 1 had no `version`, `ops` and `norms`: it held MLPs, and `kind` was 0 (td3) or 1 (sac).
+`numpy_runtime.py` runs both alone.
 """
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from rlx2_jax import archive
-from rlx2_jax.export.policy import KINDS, Layer, PolicyFileError, SparsePolicy
+from rlx2_jax.export.linear import Linear
+from rlx2_jax.export.op import Op
+from rlx2_jax.export.ops import OPS, LayerNorm, Normalize
+from rlx2_jax.export.policy import MOST_OPS, PolicyFileError, SparsePolicy
 
+VERSION = 2
 RUNTIME = Path(__file__).with_name("numpy_runtime.py")
-MOST_WEIGHTS = 2**26  # of a layer without sparsity, which takes 0.5 GB in `SparsePolicy.act`
-_MEMBERS = ("bias", "cols", "digest", "kind", "lengths", "sizes", "values")
+MOST_WEIGHTS = 2**26  # of all layers without sparsity, which take 0.5 GB in `SparsePolicy.act`
+_LINKS = ("lengths", "cols", "values", "bias")
+_MEMBERS = {*_LINKS, "digest", "kind", "norms", "ops", "sizes", "version"}
 
 
 def unsigned(largest: int) -> np.dtype:
@@ -29,18 +44,31 @@ def save(policy: SparsePolicy, path: Path) -> None:
     join = np.concatenate
     lengths = join([layer.lengths for layer in policy.layers])
     cols = join([layer.cols for layer in policy.layers])
+    norms = [np.zeros(0, np.float32)]
+    for op in policy.ops:
+        norms += [np.atleast_1d(getattr(op, field)) for field in _NORMS.get(type(op), ())]
     arrays = {
+        "version": np.array([VERSION], np.uint8),
+        "kind": np.frombuffer(policy.kind.encode("ascii"), np.uint8),
+        "ops": np.array([OPS.index(type(op)) for op in policy.ops], np.uint8),
         "sizes": np.array(policy.sizes, np.int32),
-        "kind": np.array([KINDS.index(policy.kind)], np.uint8),
         "lengths": lengths.astype(unsigned(lengths.max())),
-        "cols": cols.astype(unsigned(max(policy.sizes[:-1]) - 1)),
+        "cols": cols.astype(unsigned(max(layer.inputs for layer in policy.layers) - 1)),
         "values": join([layer.values for layer in policy.layers]),
         "bias": join([layer.bias for layer in policy.layers]),
+        "norms": join(norms),
     }
     if policy.low is not None and policy.high is not None:
         arrays["bounds"] = np.stack([policy.low, policy.high])
     digest = np.frombuffer(_digest(arrays), np.uint8)
     archive.write(Path(path), {**arrays, "digest": digest}, compressed=False)
+
+
+# The fields of normalisations in `norms`: each has one entry per unit, ε one in all.
+_NORMS: dict[type[Op], tuple[str, ...]] = {
+    Normalize: ("mean", "scale"),
+    LayerNorm: ("scale", "bias", "epsilon"),
+}
 
 
 def load(path: Path) -> SparsePolicy:
@@ -54,7 +82,7 @@ def load(path: Path) -> SparsePolicy:
     if digest.tobytes() != _digest(arrays):
         raise PolicyFileError(f"{path}: the contents do not have their checksum")
     try:
-        return _policy(arrays)
+        return _policy(arrays if "version" in arrays else _from_version_1(arrays))
     except ValueError as error:
         raise PolicyFileError(f"{path}: {error}") from error
 
@@ -73,53 +101,120 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         arrays = archive.read(path, "a whole policy file", compressed=False)
     except ValueError as error:
         raise PolicyFileError(str(error)) from error
-    missing = [name for name in _MEMBERS if name not in arrays]
-    extra = sorted(set(arrays) - {*_MEMBERS, "bounds"})
+    version = arrays.get("version")
+    if version is not None and version.tolist() != [VERSION]:
+        raise PolicyFileError(
+            f"{path} has format {version.tolist()!s:.40}, this version reads 1 and {VERSION}: "
+            f"export the policy again"
+        )
+    members = _MEMBERS if version is not None else _MEMBERS - {"version", "ops", "norms"}
+    missing, extra = sorted(members - set(arrays)), sorted(set(arrays) - members - {"bounds"})
     if missing or extra:
         raise PolicyFileError(f"{path}: arrays missing {missing}, unknown {extra}")
     return arrays
 
 
+def _from_version_1(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What version 2 would hold."""
+    kinds = {0: b"td3", 1: b"sac"}
+    kind = arrays["kind"]
+    if kind.dtype != np.uint8 or kind.shape != (1,) or int(kind[0]) not in kinds:
+        raise ValueError("kind must be 0 or 1 in a file of version 1")
+    count = max(arrays["sizes"].size - 1, 1)
+    return arrays | {
+        "kind": np.frombuffer(kinds[int(kind[0])], np.uint8),
+        "ops": np.array(([0, 1] * count)[:-1], np.uint8),  # linear, relu, ..., linear
+        "norms": np.zeros(0, np.float32),
+    }
+
+
+class _Cut:
+    """Hands out an array from its start, part by part."""
+
+    def __init__(self, array: np.ndarray):
+        self._rest = array
+
+    def __call__(self, count: int) -> np.ndarray:
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return part
+
+    @property
+    def left(self) -> int:
+        return len(self._rest)
+
+
 def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
-    """The policy of arrays that may be anything; `SparsePolicy` checks each layer."""
-    sizes, kind, lengths, cols = (arrays[k] for k in ("sizes", "kind", "lengths", "cols"))
-    values, bias = arrays["values"], arrays["bias"]
+    """The policy of arrays that may be anything; `SparsePolicy` checks each operation."""
+    kind, codes, sizes = arrays["kind"], arrays["ops"], arrays["sizes"]
+    if kind.dtype != np.uint8 or kind.ndim != 1:
+        raise ValueError(f"kind must be uint8[letters], got {kind.dtype}{kind.shape}")
+    if codes.dtype != np.uint8 or codes.ndim != 1 or not 0 < codes.size <= MOST_OPS:
+        raise ValueError(f"ops must be uint8[1 .. {MOST_OPS}], got {codes.dtype}{codes.shape}")
+    if codes.max() >= len(OPS):
+        raise ValueError(f"there is no operation {codes.max()}: they are 0 .. {len(OPS) - 1}")
     if sizes.dtype != np.int32 or sizes.ndim != 1 or len(sizes) < 2 or sizes.min() < 1:
         raise ValueError(
             f"sizes must be positive int32[layers + 1], got {sizes.dtype}{sizes.shape}"
         )
-    if kind.dtype != np.uint8 or kind.shape != (1,) or kind[0] >= len(KINDS):
-        raise ValueError(f"kind must be one of 0 .. {len(KINDS) - 1}")
+    if (codes == OPS.index(Linear)).sum() != len(sizes) - 1:
+        raise ValueError(f"sizes must be of the observation and of each linear op in {codes}")
+    _check_links(arrays, sizes)
+    norms = arrays["norms"]
+    if norms.dtype != np.float32 or norms.ndim != 1:
+        raise ValueError(f"norms must be float32[values], got {norms.dtype}{norms.shape}")
+    cuts, units = {name: _Cut(arrays[name]) for name in (*_LINKS, "norms")}, sizes.tolist()
+    weights, size, ops = 0, units.pop(0), []
+    for code in codes.tolist():
+        made = OPS[code]
+        if made is Linear:
+            inputs, size = size, units.pop(0)
+            weights += inputs * size
+            if weights > MOST_WEIGHTS:
+                raise ValueError(
+                    f"layers up to {inputs} x {size} have {weights:,} weights without sparsity, "
+                    f"at most {MOST_WEIGHTS:,} are read"
+                )
+            ops.append(_linear(inputs, size, cuts))
+        else:
+            fields = _NORMS.get(made, ())
+            ops.append(made(*(_norm(cuts["norms"], name, size) for name in fields)))
+    if cuts["norms"].left:
+        raise ValueError(f"norms has {cuts['norms'].left} entries too many")
+    bounds: list[np.ndarray | None] = [None, None]
+    if "bounds" in arrays:
+        if arrays["bounds"].shape != (2, size):
+            raise ValueError(f"bounds must be [2, {size}], got {arrays['bounds'].shape}")
+        bounds = list(arrays["bounds"])
+    return SparsePolicy(kind.tobytes().decode("ascii", "replace"), tuple(ops), *bounds)
+
+
+def _check_links(arrays: dict[str, np.ndarray], sizes: np.ndarray) -> None:
+    """That units and links are as many as they should be, before memory is taken for them."""
+    lengths, cols, values, bias = (arrays[name] for name in _LINKS)
     units = int(sizes[1:].sum(dtype=np.int64))
     if lengths.dtype.kind != "u" or lengths.shape != (units,) or bias.shape != (units,):
         raise ValueError(f"lengths and bias must have one entry for each of {units} units")
-    for i, (inputs, outputs) in enumerate(pairwise(sizes.tolist())):
-        if inputs * outputs > MOST_WEIGHTS:
-            raise ValueError(
-                f"layer {i} is {inputs} x {outputs}, at most {MOST_WEIGHTS:,} weights are read"
-            )
     links = sum(lengths.tolist())
     if links >= 2**31 or cols.shape != (links,) or values.shape != (links,):
         raise ValueError(f"cols and values must have one entry for each of {links} links")
     if cols.dtype.kind != "u" or (links and cols.max() >= 2**31):
         raise ValueError("cols must be unsigned and below 2**31")
-    layers, unit, link = [], 0, 0
-    for inputs, outputs in zip(sizes[:-1].tolist(), sizes[1:].tolist()):
-        rowptr = np.concatenate([[0], np.cumsum(lengths[unit : unit + outputs], dtype=np.int64)])
-        part = slice(link, link + int(rowptr[-1]))
-        layers.append(
-            Layer(
-                inputs,
-                rowptr.astype(np.int32),
-                cols[part].astype(np.int32),
-                values[part],
-                bias[unit : unit + outputs],
-            )
-        )
-        unit, link = unit + outputs, part.stop
-    bounds: list[np.ndarray | None] = [None, None]
-    if "bounds" in arrays:
-        if arrays["bounds"].shape != (2, int(sizes[-1])):
-            raise ValueError(f"bounds must be [2, {sizes[-1]}], got {arrays['bounds'].shape}")
-        bounds = list(arrays["bounds"])
-    return SparsePolicy(KINDS[kind[0]], tuple(layers), *bounds)
+
+
+def _linear(inputs: int, outputs: int, cuts: dict[str, _Cut]) -> Linear:
+    rowptr = np.concatenate([[0], np.cumsum(cuts["lengths"](outputs), dtype=np.int64)])
+    links = int(rowptr[-1])
+    return Linear(
+        inputs,
+        rowptr.astype(np.int32),
+        cuts["cols"](links).astype(np.int32),
+        cuts["values"](links),
+        cuts["bias"](outputs),
+    )
+
+
+def _norm(cut: _Cut, name: str, size: int) -> np.ndarray:
+    count = 1 if name == "epsilon" else size
+    if cut.left < count:
+        raise ValueError(f"norms has {cut.left} entries where {count} should follow")
+    return cut(count).reshape(() if name == "epsilon" else (size,))

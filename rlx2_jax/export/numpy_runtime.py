@@ -23,19 +23,60 @@ def load(path):
         found.update(data[name].tobytes())
     if digest.tobytes() != found.digest():
         raise ValueError(f"{path} is damaged: its contents do not have their checksum")
-    layers, rest = [], [data[name] for name in ("lengths", "bias", "cols", "values")]
-    for size in data["sizes"][1:]:
-        lengths, bias = rest[0][:size], rest[1][:size]
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        layers.append((row, rest[2][: len(row)], rest[3][: len(row)], bias))
-        rest = [x[n:] for x, n in zip(rest, (size, size, len(row), len(row)))]
+    if data.get("version", np.array([1])).tolist() not in ([1], [2]):
+        raise ValueError(f"{path} has a newer format: take the runtime that was written with it")
+    size, *units = data["sizes"].tolist()
+    program, codes = [], data.get("ops", ([0, 1] * len(units))[:-1])
+
+    def cut(name, count):
+        part, data[name] = data[name][:count], data[name][count:]
+        return part
+
+    for code in codes:
+        arrays = ()
+        if code == 0:
+            size = units.pop(0)
+            lengths = cut("lengths", size)
+            row = np.repeat(np.arange(len(lengths)), lengths)
+            arrays = (row, cut("cols", len(row)), cut("values", len(row)), cut("bias", size))
+        elif code in (2, 3):
+            arrays = [cut("norms", n) for n in (size, size, 1)[: int(code)]]
+        program.append((OPS[int(code)], arrays))
     most = np.finfo(np.float32).max
 
     def one(x):
-        for i, (row, cols, values, bias) in enumerate(layers):
-            x = np.clip(x, -most, most)  # so that no sum is infinite
-            x = np.bincount(row, values * x[cols], len(bias)) + bias
-            x = np.maximum(x, 0) if i + 1 < len(layers) else np.tanh(x)
-        return x.astype(np.float32)
+        x, saved = np.clip(x, -most, most), []
+        for op, arrays in program:
+            x = np.clip(op(x, saved, *arrays), -most, most)  # so that no sum is infinite
+        return np.tanh(x).astype(np.float32)
 
     return lambda obs: np.apply_along_axis(one, -1, np.asarray(obs, np.float64))
+
+
+def linear(x, saved, row, cols, values, bias):
+    return np.bincount(row, values * x[cols], len(bias)) + bias
+
+
+def relu(x, saved):
+    return np.maximum(x, 0)
+
+
+def normalize(x, saved, mean, scale):
+    return (x - mean) * scale
+
+
+def layer_norm(x, saved, scale, bias, epsilon):
+    x = x - x.mean()
+    return x / np.sqrt(np.mean(x * x) + epsilon) * scale + bias
+
+
+def save(x, saved):
+    saved.append(x)
+    return x
+
+
+def add_saved(x, saved):
+    return x + saved.pop()
+
+
+OPS = (linear, relu, normalize, layer_norm, save, add_saved)  # by the codes in the file

@@ -2,14 +2,19 @@
 
 Weights are dense, zeros where there is no link: that is what every ONNX runtime is fast at, and
 sparse initialisers are not widely read. A pruned policy is a smaller dense one. Sums are plain
-float32: observations near 1e38 may overflow, and actions are then NaN.
+float32: observations near 1e38 (with layer normalisation: 1e18) may overflow, and actions are
+then NaN.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlx2_jax.export.linear import Linear
+from rlx2_jax.export.op import Op
+from rlx2_jax.export.ops import AddSaved, LayerNorm, Normalize, Relu, Save
 from rlx2_jax.export.policy import SparsePolicy
 
 OPSET = 17
@@ -17,27 +22,62 @@ IR_VERSION = 8  # what came with the opset: older runtimes refuse newer ones
 INSTALL = "pip install 'rlx2_jax[export]'"
 
 
+class _Graph:
+    """Nodes and constants of a model in the making; `x` names the current vector."""
+
+    def __init__(self, onnx: Any):
+        self._onnx = onnx
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self.saved: list[str] = []
+        self.x = "obs"
+
+    def add(
+        self, kind: str, *inputs: np.ndarray | str, output: str | None = None, **attributes: Any
+    ) -> None:
+        """x = kind(x, *inputs); arrays become constants."""
+        names = [self.x]
+        for given in inputs:
+            names.append(given if isinstance(given, str) else f"w{len(self.weights)}")
+            if not isinstance(given, str):
+                self.weights.append(self._onnx.numpy_helper.from_array(given, names[-1]))
+        self.x = output or f"x{len(self.nodes)}"
+        self.nodes.append(self._onnx.helper.make_node(kind, names, [self.x], **attributes))
+
+
+def _normalize(graph: _Graph, op: Normalize) -> None:
+    graph.add("Sub", op.mean)
+    graph.add("Mul", op.scale)
+
+
+_OPS: dict[type[Op], Callable[[_Graph, Any], None]] = {
+    Linear: lambda graph, op: graph.add("Gemm", op.dense(), op.bias, transB=1),
+    Relu: lambda graph, op: graph.add("Relu"),
+    Normalize: _normalize,
+    LayerNorm: lambda graph, op: graph.add(
+        "LayerNormalization", op.scale, op.bias, axis=-1, epsilon=float(op.epsilon)
+    ),
+    Save: lambda graph, op: graph.saved.append(graph.x),
+    AddSaved: lambda graph, op: graph.add("Add", graph.saved.pop()),
+}
+
+
 def model(policy: SparsePolicy) -> Any:
     """The checked `onnx.ModelProto` of a policy."""
     onnx = _import("onnx")
-    helper, array = onnx.helper, onnx.numpy_helper.from_array
-    nodes, weights, x = [], [], "obs"
-    for i, layer in enumerate(policy.layers):
-        weights += [array(layer.dense(), f"weight{i}"), array(layer.bias, f"bias{i}")]
-        inputs = [x, f"weight{i}", f"bias{i}"]
-        nodes.append(helper.make_node("Gemm", inputs, [f"sum{i}"], f"layer{i}", transB=1))
-        last = i + 1 == len(policy.layers)
-        x = "action" if last else f"hidden{i}"
-        nodes.append(helper.make_node("Tanh" if last else "Relu", [f"sum{i}"], [x]))
+    helper, body = onnx.helper, _Graph(onnx)
+    for op in policy.ops:
+        _OPS[type(op)](body, op)
+    body.add("Tanh", output="action")
     value = lambda name, size: helper.make_tensor_value_info(  # noqa: E731
         name, onnx.TensorProto.FLOAT, ["batch", size]
     )
     graph = helper.make_graph(
-        nodes,
+        body.nodes,
         "policy",
         [value("obs", policy.obs_dim)],
         [value("action", policy.action_dim)],
-        weights,
+        body.weights,
     )
     made = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="rlx2_jax"

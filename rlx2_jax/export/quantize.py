@@ -1,9 +1,10 @@
 """Weights as 8-bit integers: w ≈ scale_r q with one scale per output row.
 
 Rows of a sparse network have few links, and their sizes differ between rows far more than within
-one: with a scale of its own every row uses the whole range -127 .. 127. Biases and activations
-stay float: that is 8 bytes per unit, and takes no calibration data; activations in 8 bits would
-add an error of 1/255 of the largest observation, which for tasks with large velocities is much.
+one: with a scale of its own every row uses the whole range -127 .. 127. Biases, activations and
+normalisations stay float: that is 8 bytes per unit, and takes no calibration data; activations in
+8 bits would add an error of 1/255 of the largest observation, which for tasks with large velocities
+is much.
 """
 
 import dataclasses
@@ -25,12 +26,11 @@ def quantize(policy: SparsePolicy) -> tuple[Quantized, ...]:
     """Round to nearest, layer by layer: |w - scale q| <= scale / 2 = max |row| / 254."""
     found = []
     for layer in policy.layers:
-        rows = np.repeat(np.arange(layer.outputs), layer.lengths)
-        largest = np.zeros(layer.outputs)
-        np.maximum.at(largest, rows, np.abs(layer.values.astype(np.float64)))
+        largest = np.zeros(layer.units)
+        np.maximum.at(largest, layer.rows, np.abs(layer.values.astype(np.float64)))
         scales = (largest / 127).astype(np.float32)
         # A row of values that are too small for a scale in float32 is 0.
-        steps = np.where(scales > 0, scales, np.inf).astype(np.float64)[rows]
+        steps = np.where(scales > 0, scales, np.inf).astype(np.float64)[layer.rows]
         values = np.clip(np.rint(layer.values / steps), -127, 127).astype(np.int8)
         found.append(Quantized(values, scales))
     return tuple(found)
@@ -41,5 +41,5 @@ def dequantized(policy: SparsePolicy) -> SparsePolicy:
     layers = []
     for layer, (values, scales) in zip(policy.layers, quantize(policy)):
         own = np.repeat(scales, layer.lengths) * values
-        layers.append(layer._replace(values=own.astype(np.float32)))
-    return dataclasses.replace(policy, layers=tuple(layers))
+        layers.append(dataclasses.replace(layer, values=own.astype(np.float32)))
+    return policy.with_layers(layers)

@@ -1,15 +1,16 @@
 """The compact form of a network: its live links only.
 
-    y_l = W_l a_l + b_l,   a_{l+1} = relu(y_l)
+    y_l = W_l a_l + b_l
 
 A network is one trainable vector `flat` and one `Index`. With n_l links in layer l:
 
-    flat = [values_0 (n_0), ..., values_{L-1}, bias_0 (out_0), ..., bias_{L-1}]
+    flat = [values_0 (n_0), ..., values_{L-1}, bias_0 (out_0), ..., bias_{L-1}, others]
 
 Values of a layer are ordered by output row, then input column (CSR of the [out, in] matrix); the
 index holds the same links a second time by input, then output (the transpose, which is also the
 order of the flattened [in, out] kernel of the masked form) with a permutation into the values.
-Optimizer moments and targets are vectors like `flat`, so memory is Θ(live links).
+Others are arrays that are not layers (LayerNorm), always dense. Optimizer moments and targets are
+vectors like `flat`, so memory is Θ(live links).
 
 n_l is a static capacity. Where a lane has fewer live links, its row pointers end early and the
 rest is padding: value 0, gradient 0, any column in range.
@@ -17,6 +18,7 @@ rest is padding: value 0, gradient 0, any column in range.
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -27,30 +29,42 @@ import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
-Layers = Mapping[str, Mapping[str, Any]]  # {layer: {"kernel": [in, out], "bias": [out]}}
+Shape = tuple[int, ...]
+Tree = Mapping[str, Any]  # nested; layers are {"kernel": [in, out], "bias": [out]}
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Static shape of a compact network: `widths[l] -> widths[l + 1]` with `nnz[l]` links."""
+    """Static shape of a compact network.
 
-    widths: tuple[int, ...]
+    Attributes:
+      shapes: (in, out) of each layer.
+      nnz: room for links in each layer.
+      names: where layers are in the parameters, keys joined by "/".
+      others: names and shapes of the arrays that are not layers.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
     nnz: tuple[int, ...]
     names: tuple[str, ...]
+    others: tuple[tuple[str, Shape], ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.nnz) != len(self.names) or len(self.widths) != len(self.nnz) + 1:
-            raise ValueError(f"{self} has not one width, nnz and name per layer")
+        if not len(self.nnz) == len(self.names) == len(self.shapes):
+            raise ValueError(f"{self} has not one shape, nnz and name per layer")
         for (n_in, n_out), n in zip(self.shapes, self.nnz):
             if min(n_in, n_out) < 1 or n_in * n_out >= 2**31:
                 raise ValueError(f"a layer of {n_in} x {n_out} is not within 1 .. 2**31 - 1 links")
             if not 0 <= n <= n_in * n_out:
                 raise ValueError(f"{n} links do not fit a layer of {n_in} x {n_out}")
 
-    @property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(in, out) of each layer."""
-        return tuple(zip(self.widths[:-1], self.widths[1:]))
+    @functools.cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Inputs and the outputs of each layer, of layers that form a chain."""
+        for (_, n_out), (n_in, _) in pairwise(self.shapes):
+            if n_out != n_in:
+                raise ValueError(f"layers {self.names} of shapes {self.shapes} do not form a chain")
+        return (self.shapes[0][0], *(n_out for _, n_out in self.shapes))
 
     @property
     def links(self) -> int:
@@ -59,18 +73,34 @@ class Spec:
     @property
     def parameters(self) -> int:
         """Length of `flat`."""
-        return self.links + sum(self.widths[1:])
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the parts of `flat`: values, then biases, then others."""
+        others = (math.prod(shape) for _, shape in self.others)
+        return (*self.nnz, *(n_out for _, n_out in self.shapes), *others)
+
+    @property
+    def leaves(self) -> dict[str, Shape]:
+        """Shapes of all arrays of the masked form by name, in the order of `jax.tree.leaves`."""
+        found = dict(self.others)
+        for name, (n_in, n_out) in zip(self.names, self.shapes):
+            found |= {f"{name}/bias": (n_out,), f"{name}/kernel": (n_in, n_out)}
+        return {name: found[name] for name in sorted(found, key=lambda name: name.split("/"))}
+
+    def layer(self, i: int) -> "Spec":
+        """One layer as a network of its own."""
+        return Spec(self.shapes[i : i + 1], self.nnz[i : i + 1], self.names[i : i + 1])
 
     def slices(self, field: str) -> tuple[slice, ...]:
         """Where each layer lies in an index array, or (`values`, `biases`) in `flat`."""
-        if field == "biases":
-            sizes, start = self.widths[1:], self.links
-        else:
-            start = 0
-            sizes = {
-                "rowptr": [n + 1 for n in self.widths[1:]],
-                "colptr": [n + 1 for n in self.widths[:-1]],
-            }.get(field, self.nnz)
+        start = self.links if field == "biases" else 0
+        sizes = {
+            "biases": [n_out for _, n_out in self.shapes],
+            "rowptr": [n_out + 1 for _, n_out in self.shapes],
+            "colptr": [n_in + 1 for n_in, _ in self.shapes],
+        }.get(field, self.nnz)
         ends = list(accumulate(sizes, initial=start))
         return tuple(slice(a, b) for a, b in pairwise(ends))
 
@@ -99,6 +129,12 @@ class Index:
         """One layer's part of an index array."""
         return getattr(self, field)[..., self.spec.slices(field)[layer]]
 
+    def one(self, layer: int) -> "Index":
+        """The index of one layer alone."""
+        names = [field.name for field in dataclasses.fields(self)[:-1]]
+        parts = {name: self.layer(name, layer) for name in names}
+        return Index(**parts, spec=self.spec.layer(layer))
+
     def live(self) -> Array:
         """Live links of each layer (without padding): i32[layers]."""
         ends = np.array([s.stop - 1 for s in self.spec.slices("rowptr")])
@@ -114,27 +150,39 @@ class Compact:
     index: Index
 
 
-def layer_names(layers: Layers) -> tuple[str, ...]:
-    """Layers in the order of their numbers (JAX sorts dict keys as text: 10 before 2)."""
-    numbers = [re.search(r"(\d+)$", name) for name in layers]
-    if all(numbers):
-        return tuple(sorted(layers, key=lambda name: int(re.findall(r"(\d+)$", name)[0])))
-    return tuple(layers)
+def natural(name: str) -> list[int | str]:
+    """Sorts names with numbers in them (JAX sorts dict keys as text: 10 before 2)."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def spec_of(masks: Layers, *more: Layers) -> Spec:
+def flatten(tree: Tree) -> dict[str, Any]:
+    """The leaves of nested dicts by name, keys joined by "/"."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in found}
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dicts that `flatten` took apart."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split("/")
+        functools.reduce(lambda node, key: node.setdefault(key, {}), path, tree)[last] = leaf
+    return tree
+
+
+def spec_of(masks: Tree, *more: Tree) -> Spec:
     """The shape that holds concrete masks, or several lanes' masks: the largest nnz per layer."""
-    names = layer_names(masks)
-    shapes = [np.shape(masks[name]["kernel"]) for name in names]
-    for (_, n_out), (n_in, _) in pairwise(shapes):
-        if n_out != n_in:
-            raise ValueError(f"layers {names} of shapes {shapes} do not form a chain")
+    lanes = [flatten(lane) for lane in (masks, *more)]
+    leaves = {name: np.shape(leaf) for name, leaf in lanes[0].items()}
+    kernels = [name for name in leaves if name.endswith("/kernel")]
+    names = sorted((name.removesuffix("/kernel") for name in kernels), key=natural)
     counts = [
-        max(int(np.asarray(lane[name]["kernel"]).sum()) for lane in (masks, *more))
-        for name in names
+        max(int(np.asarray(lane[f"{name}/kernel"]).sum()) for lane in lanes) for name in names
     ]
-    widths = (shapes[0][0], *(n_out for _, n_out in shapes))
-    return Spec(tuple(int(w) for w in widths), tuple(counts), names)
+    shapes: Any = tuple(tuple(int(n) for n in leaves[f"{name}/kernel"]) for name in names)
+    own = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
+    others = tuple((name, shape) for name, shape in leaves.items() if name not in own)
+    return Spec(shapes, tuple(counts), tuple(names), others)
 
 
 def group_lanes(live: Sequence[Sequence[int]], max_padding: float = 0.1) -> list[list[int]]:
@@ -204,41 +252,53 @@ def places(index: Index, layer: int) -> Array:
     return jnp.where(link < colptr[-1], col * n_out + rows, n_in * n_out)
 
 
-def from_masked(params: Layers, masks: Layers, spec: Spec | None = None) -> Compact:
-    """The compact form of a masked network (biases are always live).
+def from_masked(params: Tree, masks: Tree, spec: Spec | None = None) -> Compact:
+    """The compact form of a masked network (biases and others are always live).
 
     Args:
-      params, masks: layers `{"kernel": [in, out], "bias": [out]}`; masks are bool.
+      params, masks: trees with layers `{"kernel": [in, out], "bias": [out]}`; masks are bool.
       spec: static shape, needed where masks are traced; live links beyond `nnz` would be lost,
         so take it from the concrete masks (`spec_of`).
     """
     spec = spec_of(masks) if spec is None else spec
+    arrays, live = flatten(params), flatten(masks)
     positions, values = [], []
     for name, (n_in, n_out), n in zip(spec.names, spec.shapes, spec.nnz):
-        mask = jnp.asarray(masks[name]["kernel"]).reshape(-1)
+        mask = jnp.asarray(live[f"{name}/kernel"]).reshape(-1)
         place = jnp.nonzero(mask, size=n, fill_value=n_in * n_out)[0].astype(jnp.int32)
-        kernel = jnp.asarray(params[name]["kernel"]).reshape(-1)
+        kernel = jnp.asarray(arrays[f"{name}/kernel"]).reshape(-1)
         positions.append(place)
         values.append(kernel.at[place].get(mode="fill", fill_value=0))
     index, order = build_index(positions, spec)
     sorted_values = [v[order[s]] for v, s in zip(values, spec.slices("values"))]
-    biases = [jnp.asarray(params[name]["bias"]) for name in spec.names]
-    return Compact(jnp.concatenate([*sorted_values, *biases]), index)
+    biases = [jnp.asarray(arrays[f"{name}/bias"]) for name in spec.names]
+    others = [jnp.asarray(arrays[name]).reshape(-1) for name, _ in spec.others]
+    return Compact(jnp.concatenate([*sorted_values, *biases, *others]), index)
 
 
-def to_masked(net: Compact) -> tuple[dict[str, dict[str, Array]], dict[str, dict[str, Array]]]:
+def parts(flat: Array, spec: Spec) -> tuple[list[Array], list[Array], dict[str, Any]]:
+    """The values and the bias of each layer, and the other arrays by name."""
+    # One operation: its transpose is one concatenation, that of each slice a padded vector.
+    pieces, count = jax.lax.split(flat, spec.sizes), len(spec.nnz)
+    others = zip(spec.others, pieces[2 * count :])
+    dense = {name: piece.reshape(shape) for (name, shape), piece in others}
+    return list(pieces[:count]), list(pieces[count : 2 * count]), dense
+
+
+def to_masked(net: Compact) -> tuple[dict[str, Any], dict[str, Any]]:
     """(params, masks) of the masked form; params are exactly 0 off the mask."""
-    params, masks, spec = {}, {}, net.index.spec
-    value_slices, bias_slices = spec.slices("values"), spec.slices("biases")
+    spec = net.index.spec
+    all_values, biases, params = parts(net.flat, spec)
+    masks = {name: jnp.ones(shape, bool) for name, shape in spec.others}
     for i, (name, (n_in, n_out)) in enumerate(zip(spec.names, spec.shapes)):
         place = places(net.index, i)
-        values = net.flat[value_slices[i]][net.index.layer("perm", i)]
+        values = all_values[i][net.index.layer("perm", i)]
         kernel = jnp.zeros(n_in * n_out, values.dtype).at[place].set(values, mode="drop")
         mask = jnp.zeros(n_in * n_out, bool).at[place].set(True, mode="drop")
-        bias = net.flat[bias_slices[i]]
-        params[name] = {"kernel": kernel.reshape(n_in, n_out), "bias": bias}
-        masks[name] = {"kernel": mask.reshape(n_in, n_out), "bias": jnp.ones(n_out, bool)}
-    return params, masks
+        params |= {f"{name}/kernel": kernel.reshape(n_in, n_out), f"{name}/bias": biases[i]}
+        masks |= {f"{name}/kernel": mask.reshape(n_in, n_out)}
+        masks |= {f"{name}/bias": jnp.ones(n_out, bool)}
+    return unflatten(params), unflatten(masks)
 
 
 def validate(index: Index) -> None:

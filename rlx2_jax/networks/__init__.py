@@ -1,5 +1,7 @@
-"""Networks: multilayer perceptrons, policy and value heads, and their two execution forms."""
+"""Networks: architectures, policy and value heads, and the two execution forms."""
 
+from rlx2_jax.networks.architectures import ARCHITECTURES, build, register_architecture
+from rlx2_jax.networks.base import Architecture, Layers, Sizes, init, observe, spec
 from rlx2_jax.networks.forms import bind, lagged, online
 from rlx2_jax.networks.heads import (
     LOG_STD_MAX,
@@ -13,22 +15,34 @@ from rlx2_jax.networks.heads import (
     squashed_mean,
     squashed_sample,
 )
-from rlx2_jax.networks.mlp import MLP, init
+from rlx2_jax.networks.linear import Linear
+from rlx2_jax.networks.mlp import MLP
+from rlx2_jax.networks.simba import SimBa
 
 __all__ = [
+    "ARCHITECTURES",
     "LOG_STD_MAX",
     "LOG_STD_MIN",
     "MLP",
+    "Architecture",
+    "Layers",
+    "Linear",
+    "SimBa",
+    "Sizes",
     "bind",
+    "build",
     "critic_input",
     "gaussian",
     "init",
     "lagged",
     "minimum",
+    "observe",
     "online",
     "policy",
     "q_value",
     "q_values",
+    "register_architecture",
+    "spec",
     "squashed_mean",
     "squashed_sample",
 ]

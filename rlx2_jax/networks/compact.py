@@ -1,5 +1,8 @@
 """The compact form: one vector over the live links, and an index that says where they are.
 
+The vector holds the links of all layers, their biases and everything else that is trained, so that
+Adam, Polyak averaging and mask updates are one pass each.
+
 The form of sparse networks on CPUs: memory and time follow the number of links. Has the same
 functions as `masked`.
 
@@ -17,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax.kernels import adam, compact_mlp, layout
+from rlx2_jax.networks import base
+from rlx2_jax.networks.linear import CompactKernel
 from rlx2_jax.sparse import compact_topology, rules
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
@@ -24,48 +29,79 @@ from rlx2_jax.types import Array, Masks, Network, Params
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["flat", "index", "probe"],
-    meta_fields=["members"],
+    data_fields=["flat", "index", "stats", "key", "probes"],
+    meta_fields=["members", "module"],
 )
 @dataclasses.dataclass(frozen=True)
 class Bound:
     """A network as a callable: its trainable vector and where the links are.
 
-    An ensemble has a leading axis in every array: its members are lanes of one kernel call.
-    `probe` is set when the loss is differentiated for growth scores (`compact_mlp.make_probe`).
+    An ensemble has a leading axis in every array but `stats`: its members are lanes of one kernel
+    call. `probes` are set when the loss is differentiated for growth scores (`_probes`).
     """
 
     flat: Array  # [parameters], or [members, parameters]
     index: layout.Index
     members: int | None = None
-    probe: compact_mlp.Probe | None = None
+    module: Any = None
+    stats: Params | None = None
+    key: Array | None = None  # for modules that draw random numbers
+    probes: tuple[compact_mlp.Probe, ...] | None = None
 
     def __call__(self, x: Array) -> Array:
         """`[..., in] -> [..., out]`, or `[members, ..., out]` for an ensemble."""
         if self.members is None:
-            return _apply(self.flat, self.index, self.probe, x)
-        return jax.vmap(_apply, (0, 0, 0, None))(self.flat, self.index, self.probe, x)
+            key = jax.tree.map(lambda keys: keys[0], base.member_keys(self.key, None))
+            return self._apply(self.flat, self.index, self.probes, key, x)
+        return self._members(x, None)
 
     def first(self, x: Array) -> Array:
         """Output of the first member: `[..., out]`."""
-        flat, index, probe = jax.tree.map(lambda a: a[0], (self.flat, self.index, self.probe))
-        return _apply(flat, index, probe, x)
+        members = (self.flat, self.index, self.probes, base.member_keys(self.key, self.members))
+        return self._apply(*jax.tree.map(lambda leaf: leaf[0], members), x)
 
     def each(self, x: Array) -> Array:
         """The output of an ensemble whose members have an input of their own each."""
-        inputs = jnp.stack([x] * (self.members or 1))
-        return jax.vmap(_apply)(self.flat, self.index, self.probe, inputs)
+        return self._members(jnp.stack([x] * (self.members or 1)), 0)
+
+    def seeded(self, key: Array) -> "Bound":
+        """The same network with random numbers, for a loss."""
+        return dataclasses.replace(self, key=key)
+
+    def _members(self, x: Array, axis: int | None) -> Array:
+        keys = base.member_keys(self.key, self.members)
+        apply = jax.vmap(self._apply, (0, 0, 0, 0, axis))
+        return apply(self.flat, self.index, self.probes, keys, x)
+
+    def _apply(self, flat: Array, index: layout.Index, probes: Any, key: Any, x: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1]).astype(flat.dtype)
+        if base.is_chain(self.module):
+            y = compact_mlp.mlp(flat, index, rows, probe=None if probes is None else probes[0])
+        else:
+            y = base.apply(self.module, _tree(flat, index, probes), self.stats, key, rows)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _apply(flat: Array, index: layout.Index, probe: compact_mlp.Probe | None, x: Array) -> Array:
-    rows = x.reshape(-1, x.shape[-1]).astype(flat.dtype)
-    y = compact_mlp.mlp(flat, index, rows, probe=probe)
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+def _tree(flat: Array, index: layout.Index, probes: tuple[compact_mlp.Probe, ...] | None) -> Params:
+    """The parameters as a module reads them, kernels as `CompactKernel`s."""
+    spec = index.spec
+    values, biases, tree = layout.parts(flat, spec)
+    for i, name in enumerate(spec.names):
+        probe = None if probes is None else probes[i]
+        tree[f"{name}/kernel"] = CompactKernel(values[i], index.one(i), probe)
+        tree[f"{name}/bias"] = biases[i]
+    return layout.unflatten(tree)
 
 
-def bind(params: Array, masks: layout.Index, members: int | None = None) -> Bound:
+def bind(
+    params: Array,
+    masks: layout.Index,
+    members: int | None = None,
+    module: Any = None,
+    stats: Params | None = None,
+) -> Bound:
     """Parameters (trained or target) as a callable."""
-    return Bound(params, masks, members)
+    return Bound(params, masks, members, module, stats)
 
 
 def pack(network: Network, spec: layout.Spec) -> Network:
@@ -155,9 +191,11 @@ def evolve(
     factors = _growth_factors(differentiated, loss, rows, finite)
     index: layout.Index = network.masks
     spec, fraction = index.spec, schedule.fraction(count)
-    leaves = [leaf for name in sorted(spec.names) for leaf in _shapes(spec, name)]
-    uniform = rules.member_uniform(leaves, network.members or 1, network.params.dtype)
-    kernels = [2 * sorted(spec.names).index(name) + 1 for name in spec.names]
+    leaves = spec.leaves
+    uniform = rules.member_uniform(
+        list(leaves.values()), network.members or 1, network.params.dtype
+    )
+    kernels = [list(leaves).index(f"{name}/kernel") for name in spec.names]
     vectors = (network.params, network.moments.mu, network.moments.nu, network.target)
 
     def one(member: Array | int, index: layout.Index, factors: Any, grads: Array, vectors: Any):
@@ -187,18 +225,23 @@ def _growth_factors(
     """The dense gradient of each layer in factors (of ensembles: [members, ...]), or zeros where
     the gradient is not `finite`."""
     index: layout.Index = network.masks
-    probe = compact_mlp.make_probe(index.spec, rows, network.params.dtype)
-    split = functools.partial(compact_mlp.growth_inputs, index.spec, batch=rows)
+    specs = _calls(network)
+    probes = tuple(compact_mlp.make_probe(spec, rows, network.params.dtype) for spec in specs)
     if network.members is not None:
-        probe = jax.tree.map(lambda x: jnp.broadcast_to(x, (network.members, *x.shape)), probe)
-        split = jax.vmap(split)
-    bound = lambda p: Bound(network.params, index, network.members, p)  # noqa: E731
-    slope = jax.grad(lambda p: loss(bound(p))[0])(probe)
-    found = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), split(slope))
+        probes = jax.tree.map(lambda x: jnp.broadcast_to(x, (network.members, *x.shape)), probes)
+    bound = Bound(network.params, index, network.members, network.module, network.stats)
+    slopes = jax.grad(lambda p: loss(dataclasses.replace(bound, probes=p))[0])(probes)
+    found = []
+    for spec, slope in zip(specs, slopes):
+        split = functools.partial(compact_mlp.growth_inputs, spec, batch=rows)
+        found += split(slope) if network.members is None else jax.vmap(split)(slope)
+    found = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), found)
     return [rules.Factors(x, g) for x, g in found]
 
 
-def _shapes(spec: layout.Spec, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of a layer's bias and kernel in the masked form, in the order of its leaves."""
-    n_in, n_out = spec.shapes[spec.names.index(name)]
-    return (n_out,), (n_in, n_out)
+def _calls(network: Network) -> list[layout.Spec]:
+    """The networks that kernel calls compute: a whole chain, or each layer of other modules."""
+    spec = network.masks.spec
+    if base.is_chain(network.module):
+        return [spec]
+    return [spec.layer(i) for i in range(len(spec.nnz))]

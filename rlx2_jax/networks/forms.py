@@ -29,4 +29,6 @@ def lagged(network: Network) -> Params:
 
 def bind(network: Network, params: Params) -> Params:
     """Other parameters of the same network as a callable."""
-    return form_of(network).bind(params, network.masks, network.members)
+    return form_of(network).bind(
+        params, network.masks, network.members, network.module, network.stats
+    )

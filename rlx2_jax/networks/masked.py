@@ -12,43 +12,71 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax.kernels import adam, dense_mlp
+from rlx2_jax.networks import base
 from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.topology import Schedule, evolution
 from rlx2_jax.types import Array, Masks, Network, Params
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["members"]
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "stats", "key"],
+    meta_fields=["members", "module"],
 )
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A network as a callable. `members` as in `Network`."""
+    """A network as a callable. `members`, `module` and `stats` as in `Network`."""
 
     params: Params
     members: int | None = None
+    module: Any = None
+    stats: Params | None = None
+    key: Array | None = None  # for modules that draw random numbers
 
     def __call__(self, x: Array) -> Array:
         """`[..., in] -> [..., out]`, or `[members, ..., out]` for an ensemble."""
         if self.members is None:
-            return _apply(jax.tree.map(lambda leaf: leaf[None], self.params), x)[0]
-        return _apply(self.params, x)
+            return self._apply(jax.tree.map(lambda leaf: leaf[None], self.params), x)[0]
+        return self._apply(self.params, x)
 
     def first(self, x: Array) -> Array:
         """Output of the first member: `[..., out]`."""
-        return _apply(self.params, x, first=1)[0]
+        return self._apply(self.params, x, first=1)[0]
 
     each = __call__
 
+    def seeded(self, key: Array) -> "Bound":
+        """The same network with random numbers, for a loss."""
+        return dataclasses.replace(self, key=key)
 
-def _apply(params: Params, x: Array, first: int | None = None) -> Array:
-    y = dense_mlp.mlp(params, x.reshape(-1, x.shape[-1]), first=first)
-    return y.reshape(y.shape[0], *x.shape[:-1], y.shape[-1])
+    def _apply(self, params: Params, x: Array, first: int | None = None) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        if base.is_chain(self.module):
+            y = dense_mlp.mlp(params, rows, first=first)
+        else:
+            y = self._modules(params, rows.astype(network_dtype(params)), first)
+        return y.reshape(y.shape[0], *x.shape[:-1], y.shape[-1])
+
+    def _modules(self, params: Params, x: Array, first: int | None) -> Array:
+        """The module applied to each member: `[members, batch, out]`."""
+        keys = base.member_keys(self.key, self.members)
+        found = []
+        for i in range(first or self.members or 1):
+            own, key = jax.tree.map(lambda leaf, i=i: leaf[i], (params, keys))
+            found.append(base.apply(self.module, own, self.stats, key, x))
+        return jnp.stack(found)
 
 
-def bind(params: Params, masks: Masks = None, members: int | None = None) -> Bound:
+def bind(
+    params: Params,
+    masks: Masks = None,
+    members: int | None = None,
+    module: Any = None,
+    stats: Params | None = None,
+) -> Bound:
     """Parameters (trained or target) as a callable."""
     del masks
-    return Bound(params, members)
+    return Bound(params, members, module, stats)
 
 
 def pack(network: Network, spec: Any = None) -> Network:

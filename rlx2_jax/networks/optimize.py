@@ -22,12 +22,11 @@ MASK_STEPS = ("skip", "after")
 MOMENTS = ("zero", "keep")
 
 
-def init(
-    params: Params, masks: Masks, *, target: Params | None = None, members: int | None = None
-) -> Network:
-    """A masked network with fresh moments. `params` and `target` are taken as they are."""
+def init(params: Params, masks: Masks, *, target: Params | None = None, **fields: Any) -> Network:
+    """A masked network with fresh moments. `params` and `target` are taken as they are; `fields`
+    are `members`, `module` and `stats` of `Network`."""
     moved = jnp.zeros((), jnp.int32)
-    return Network(params, masks, adam.init(params), target, moved, members=members)
+    return Network(params, masks, adam.init(params), target, moved, **fields)
 
 
 def learn(

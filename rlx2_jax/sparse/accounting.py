@@ -27,6 +27,8 @@ from typing import Literal, NamedTuple
 from rlx2_jax.algorithms import NETWORK_USE, NetworkUse
 from rlx2_jax.sparse import masks
 
+Shapes = tuple[tuple[int, int], ...]  # (in, out) of each layer
+
 
 class _Method(NamedTuple):
     """What a method adds to the dense run's updates."""
@@ -74,7 +76,7 @@ class Ledger:
     algo: str
     method: str
     n_step: int
-    actor_hidden: tuple[int, ...]
+    actor_hidden: tuple[int, ...]  # of an MLP
     critic_hidden: tuple[int, ...]
     relative: Ratios
     actor_parameters: float
@@ -107,10 +109,11 @@ def ledger(
     algo: str,
     obs_dim: int,
     action_dim: int,
-    hidden: Sequence[int],
+    hidden: Sequence[int] | None,
     actor_sparsity: float | Sequence[float],
     critic_sparsity: float | Sequence[float],
     *,
+    layers: tuple[Shapes, Shapes] | None = None,
     method: str = "rlx2",
     batch_size: int = 256,
     n_step: int | None = None,
@@ -132,6 +135,8 @@ def ledger(
         obs_dim + action_dim inputs.
       actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; not used by
         dense.
+      layers: (in, out) of the linear layers of actor and critic, for other architectures than an
+        MLP with `hidden` layers, which is then None. As biases are, normalisation is left out.
       method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3).
       n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
       mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair, of actor
@@ -168,13 +173,18 @@ def ledger(
         charged / actor_interval, charged / critic_interval, trims * old_k / buffer_interval
     )
     obs_dim, action_dim = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
-    hidden = tuple(_positive("hidden width", width) for width in hidden)
+    if hidden is not None:
+        hidden = tuple(_positive("hidden width", width) for width in hidden)
+        actor_out, critic_in = spec.actor_heads * action_dim, obs_dim + action_dim
+        layers = _chain(obs_dim, hidden, actor_out), _chain(critic_in, hidden, 1)
+    if layers is None or (hidden is None and does.networks == "tiny"):
+        raise ValueError(f"hidden is None: {method} needs the hidden layers of an MLP, or layers")
+    shapes = tuple(layers)
 
     def networks(run: _Method) -> tuple[_Network, _Network]:
-        actor_out, critic_in = spec.actor_heads * action_dim, obs_dim + action_dim
         return (
-            _network(run, (obs_dim, *hidden, actor_out), actor_sparsity, distribution),
-            _network(run, (critic_in, *hidden, 1), critic_sparsity, distribution),
+            _network(run, shapes[0], hidden, actor_sparsity, distribution),
+            _network(run, shapes[1], hidden, critic_sparsity, distribution),
         )
 
     actor, critic = networks(does)
@@ -207,27 +217,39 @@ def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float
 
 def overall_sparsity(sizes: Sequence[int], sparsity: float | Sequence[float]) -> float:
     """Of a network of these layer sizes whose layers have these sparsities, or this one."""
+    return _overall(tuple(pairwise(sizes)), sparsity)
+
+
+def _overall(shapes: Shapes, sparsity: float | Sequence[float]) -> float:
     if not isinstance(sparsity, Sequence):
         return masks.check_sparsity(sparsity)
-    shapes = list(pairwise(sizes))
     layers = zip(shapes, masks.layer_sparsities(shapes, sparsity), strict=True)
     return sum(s * i * o for (i, o), s in layers) / sum(i * o for i, o in shapes)
 
 
 def _network(
-    run: _Method, sizes: tuple[int, ...], sparsity: float | Sequence[float], distribution: str
+    run: _Method,
+    shapes: Shapes,
+    hidden: tuple[int, ...] | None,
+    sparsity: float | Sequence[float],
+    distribution: str,
 ) -> _Network:
     """One network as a method has it."""
-    overall, (in_dim, *hidden, out_dim) = overall_sparsity(sizes, sparsity), sizes
-    if run.networks == "tiny":
+    overall = _overall(shapes, sparsity)
+    if run.networks == "tiny" and hidden is not None:
+        in_dim, out_dim = shapes[0][0], shapes[-1][1]
         hidden = _at_most(tiny_width(in_dim, out_dim, hidden, overall), hidden)
+        shapes = _chain(in_dim, hidden, out_dim)
     if run.networks != "sparse":
         sparsity = overall = 0.0
-    shapes = list(pairwise([in_dim, *hidden, out_dim]))
     layers = list(zip(shapes, masks.layer_sparsities(shapes, sparsity, distribution), strict=True))
     parameters = sum((1 - s) * i * o for (i, o), s in layers)
     flops = sum((1 - s) * (2 * i - 1) * o for (i, o), s in layers)
-    return _Network(tuple(hidden), overall, parameters, flops)
+    return _Network(hidden or (), overall, parameters, flops)
+
+
+def _chain(in_dim: int, hidden: tuple[int, ...], out_dim: int) -> Shapes:
+    return tuple(pairwise((in_dim, *hidden, out_dim)))
 
 
 def _figures(

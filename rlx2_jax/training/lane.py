@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks
 from rlx2_jax.agents import ALGORITHMS
-from rlx2_jax.agents.common import BY_COUNT, Due, switched_n
+from rlx2_jax.agents.common import BY_COUNT, Due, observe, switched_n
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import after, every
 from rlx2_jax.networks import convert
@@ -123,6 +123,7 @@ def start(
     )
     obs = jnp.asarray(obs, jnp.float32)
     acting = Acting(obs, action, action)
+    agent = observe(agent, obs)
     if warmup_time(config) + 1 < config.n_max:
         raise ValueError(
             f"warmup={config.warmup} gives fewer steps than a window of n_max={config.n_max} has "
@@ -144,6 +145,7 @@ def step(
         batched over lanes.
       learn: static; False in warm-up, that is while `t <= warmup_time(config)`.
     """
+    state = state._replace(agent=observe(state.agent, outcome.obs, state.stats.alive))
     replay = _store(state, outcome, config, hyper, True)
     length, stats = _trim(state.agent, replay, state.stats, t, config, hyper)
     replay = replay._replace(length=length)
@@ -172,6 +174,7 @@ def plain_step(
         in warm-up.
       active: False changes nothing.
     """
+    state = state._replace(agent=observe(state.agent, outcome.obs, active & state.stats.alive))
     replay = _store(state, outcome, config, hyper, active)
     agent, stats, metrics = state.agent, state.stats, {}
     if dues:

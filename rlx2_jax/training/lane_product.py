@@ -14,6 +14,9 @@ LANE_NAMES = tuple(option.name for option in LANE.values() if option.flag)
 # Fields of `Config` that a run has only where they are given.
 CHOICE_NAMES = (
     *CHOICES,
+    "architecture",
+    "width",
+    "blocks",
     "critics",
     "critic_subset",
     "policy_delay",

@@ -46,7 +46,7 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
             "algo": settings.algo,
             "obs_dim": spec.obs_dim,
             "action_dim": spec.action_dim,
-            "hidden": tuple(settings.hidden),
+            "hidden": settings.hidden and tuple(settings.hidden),
             "batch_size": settings.batch_size,
             "num_envs": settings.num_envs,
             "updates_per_step": _updates_per_step(settings),

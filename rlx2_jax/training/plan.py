@@ -6,7 +6,6 @@ one where padding each to the largest costs at most a tenth. Masked lanes all sh
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
 
 import jax
 
@@ -126,9 +125,5 @@ def _count(config: Config, links: Links) -> int:
 
 
 def _size(config: Config) -> int:
-    dense = Links(*(_all(sizes) for sizes in (config.actor_sizes, config.critic_sizes)))
-    return _count(config, dense)
-
-
-def _all(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(i * o for i, o in pairwise(sizes))
+    layers = (config.actor_layers, config.critic_layers)
+    return _count(config, Links(*(tuple(i * o for _, (i, o) in own) for own in layers)))

@@ -3,13 +3,12 @@
 import os
 import shutil
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 from rlx2_jax import checks, envs
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config
-from rlx2_jax.option_table import MAX_LANES
+from rlx2_jax.option_table import MAX_LANES, SIZES
 from rlx2_jax.options import NEVER
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training import fingerprint
@@ -56,21 +55,21 @@ def check_size(config: Config, episodes: int, memory: int, *, backend: str = "gy
 def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[str, int]:
     """Estimated bytes of one lane, by the flag that determines them; cheap for any sizes."""
     obs, act, rows = config.obs_dim, config.action_dim, config.batch_size
-    actor, critic = (
-        sum((i + 1) * o for i, o in pairwise(sizes))
-        for sizes in (config.actor_sizes, config.critic_sizes)
-    )
-    units, widest = sum(config.hidden), max(config.hidden)
+    layers = (config.actor_layers, config.critic_layers)
+    actor, critic = (sum((i + 1) * o for _, (i, o) in own) for own in layers)
+    outputs = [o for _, (_, o) in config.critic_layers[:-1]]
+    units, widest = sum(outputs), max(outputs)
     # SAC's targets need the policy at every step of a window.
     passes = config.n_max if NETWORK_USE[config.algo].target_every_step else 1
     batch = 2 * (config.n_max + 1) * (obs + act + 2) + (6 + passes) * units
-    hidden = ",".join(map(str, config.hidden))
+    flag = next(name for name in SIZES if getattr(config, name) is not None)
+    size = str(getattr(config, flag)).strip("()").replace(" ", "").rstrip(",")
     each = _ENV_BYTES if on_host else 100 * (obs + act)
     oldest = 8 * config.oldest_k * (obs + 2 * act + 2 * widest)
     follows = config.oldest_k == min(8 * rows, NEVER)  # the batch size decides it
     return {
         # Weights, moments, targets, masks, gradients, scores, and copies when they are saved.
-        f"--hidden={hidden}": _LINK_BYTES * (actor + config.critics * critic),
+        f"--{flag}={size}": _LINK_BYTES * (actor + config.critics * critic),
         f"--batch_size={rows}": 4 * rows * batch + (oldest if follows else 0),
         f"--oldest_k={config.oldest_k}": 0 if follows else oldest,
         f"--capacity={config.capacity}": config.capacity * (4 * (obs + act + 1) + 2 * act + 2),

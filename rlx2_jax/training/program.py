@@ -1,7 +1,6 @@
 """Lanes of one `Config` as one compiled program. `jit` and `vmap` live here."""
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -134,7 +133,7 @@ class Program:
             return state
         if None in experts:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
-        return state._replace(expert=stack([weights.expert(x) for x in experts if x]))
+        return state._replace(expert=stack([weights.expert(x, self.config) for x in experts if x]))
 
     def step(self, state: LaneState, outcome: Outcome, t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. Donates `state`."""
@@ -198,7 +197,7 @@ def _inspect_lane(
             name: live({k: kernels[k] & first[name][k] for k in kernels}) / live(first[name])
             for name, kernels in layers.items()
         },
-        dead={name: _dead_units(masks[name], net.members) for name, net in nets.items()},
+        dead={name: _dead_units(net, layers[name]) for name, net in nets.items()},
         length=length,
     )
 
@@ -222,13 +221,17 @@ def _kernels(masks: Masks, members: int | None) -> dict[str, Array]:
     }
 
 
-def _dead_units(masks: Masks, members: int | None) -> Array:
+def _dead_units(network: Network, kernels: dict[str, Array]) -> Array:
     """Hidden units that no link enters, or none leaves: i32[]."""
-    if members is not None:
-        return jnp.sum(jax.vmap(lambda m: _dead_units(m, None))(masks), dtype=jnp.int32)
-    kernels = [masks[f"Dense_{i}"]["kernel"] for i in range(len(masks))]
-    alive = [a.any(axis=0) & b.any(axis=1) for a, b in itertools.pairwise(kernels)]
-    return sum((jnp.sum(~a, dtype=jnp.int32) for a in alive), jnp.zeros((), jnp.int32))
+    pairs = network.module.hidden_units()
+    members = range(network.members or 1)
+    heads = [""] if network.members is None else [f"q{i + 1}/" for i in members]
+    dead = [
+        jnp.sum(~(kernels[head + a].any(axis=0) & kernels[head + b].any(axis=1)), dtype=jnp.int32)
+        for head in heads
+        for a, b in pairs
+    ]
+    return sum(dead, jnp.zeros((), jnp.int32))
 
 
 def stack(trees: Sequence[Any]) -> Any:

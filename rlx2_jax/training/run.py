@@ -30,6 +30,9 @@ _LATER = {
     "action_high": None,
     "critics": 2,
     "critic_subset": 0,
+    "architecture": "mlp",
+    "width": None,
+    "blocks": None,
 }
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
@@ -219,7 +222,9 @@ def _lane_bytes(config: Config, lane: Lane) -> int:
     state = jax.eval_shape(make, obs)
     size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     rows = size(state.replay)
-    units = sum(config.actor_sizes) + config.critics * sum(config.critic_sizes)
+    actor = config.actor_inputs + sum(o for _, (_, o) in config.actor_layers)
+    critic = config.critic_inputs + sum(o for _, (_, o) in config.critic_layers)
+    units = actor + config.critics * critic
     passes = 4 * config.batch_size * (units + config.n_max * config.obs_dim) * 4
     return rows + 2 * (size(state) - rows) + passes
 
@@ -270,6 +275,7 @@ def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
         config.hidden,
         lane.actor_sparsity,
         lane.critic_sparsity,
+        layers=_shapes(config),
         method=lane.method,
         batch_size=config.batch_size,
         n_step=lane.n,
@@ -282,6 +288,11 @@ def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
         dense_gradient=lane.grow != "random",
         dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
     )
+
+
+def _shapes(config: Config) -> tuple[accounting.Shapes, accounting.Shapes]:
+    actor, critic = config.actor_layers, config.critic_layers
+    return tuple(shape for _, shape in actor), tuple(shape for _, shape in critic)
 
 
 def disk_bytes(run: Run) -> int:

@@ -26,7 +26,7 @@ class Settings:
     warmup: int = _default("warmup")
     num_envs: int = _default("num_envs")
     utd: float = _default("utd")  # gradient updates per environment step
-    hidden: tuple[int, ...] = _default("hidden")
+    hidden: tuple[int, ...] | None = None
     batch_size: int = _default("batch_size")
     capacity: int | None = None  # None: the largest b_max, or all steps if these are fewer
     preset: str = "default"

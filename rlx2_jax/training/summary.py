@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -72,12 +73,12 @@ def scores(result: LaneResult) -> dict[str, Any]:
 
 def sparsity(row: dict[str, Any], net: str, config: Config) -> float | None:
     """The fraction of absent links over all layers of a network; None if the row has none."""
-    sizes = config.actor_sizes if net == "actor" else config.critic_sizes
+    sizes = {name: math.prod(shape) for name, shape in getattr(config, f"{net}_layers")}
     total = absent = 0.0
     for key, value in row.items():
         if key.startswith(f"{net}_sparsity/"):
-            layer = int(key.rsplit("_", 1)[1])
-            size = sizes[layer] * sizes[layer + 1]
+            _, *path = key.split("/")
+            size = sizes["/".join(path if net == "actor" else path[1:])]  # without q1, q2, ...
             total, absent = total + size, absent + size * value
     return max(absent / total, 0.0) if total else None
 

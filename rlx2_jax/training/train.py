@@ -90,5 +90,5 @@ def _values(env: str, settings: dict[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name in lane_product.LANE_NAMES and not isinstance(value, list):
             value = [value]
-        values[name] = tuple(value) if name == "hidden" else value
+        values[name] = tuple(value) if name == "hidden" and value else value
     return values

@@ -20,6 +20,7 @@ from rlx2_jax.sparse import masks
 from rlx2_jax.types import Masks, Network, Params
 
 NETWORKS = ("actor", "critic")
+_DTYPES = {"weights": (np.float32,), "mask": (np.bool_,), "stats": (np.float32, np.int32)}
 
 
 class Weights(NamedTuple):
@@ -27,6 +28,7 @@ class Weights(NamedTuple):
 
     weights: Params
     mask: Masks
+    stats: Params | None = None  # running statistics of observations, where it has them
 
 
 def save(path: Path, networks: dict[str, Weights]) -> None:
@@ -69,7 +71,7 @@ def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weigh
     try:
         for key, array in arrays.items():
             name, part, *keys = key.split("/")
-            if array.dtype != {"weights": np.float32, "mask": np.bool_}[part]:
+            if array.dtype not in _DTYPES[part]:
                 raise TypeError(f"{key} is {array.dtype}")
             tree = networks.setdefault(name, {}).setdefault(part, {})
             for inner in keys[:-1]:
@@ -92,7 +94,8 @@ def of_agent(agent: Any) -> dict[str, Weights]:
     for name in NETWORKS:
         if (network := getattr(agent, name, None)) is not None:
             dense = convert.to_masked(network)
-            found[name] = Weights(*(_by_name(x, network) for x in (dense.params, dense.masks)))
+            params, live = (_by_name(x, network) for x in (dense.params, dense.masks))
+            found[name] = Weights(params, live, network.stats)
     return found
 
 
@@ -124,23 +127,27 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
 
     def begin(name: str, own: Network) -> Network:
         network = convert.to_masked(own)
-        kept = Weights(*(_by_name(x, own) for x in (network.params, network.masks)))
-        dense = from_weights[name].weights if name in from_weights else kept.weights
+        kept = Weights(_by_name(network.params, own), _by_name(network.masks, own), own.stats)
+        dense, stats = kept.weights, kept.stats
+        if name in from_weights:
+            dense, _, stats = from_weights[name]
         mask = from_masks[name].mask if name in from_masks else kept.mask
         for file, tree, like in (
             (lane.weights, dense, kept.weights),
+            (lane.weights, stats, kept.stats),
             (lane.masks, mask, kept.mask),
         ):
             _check_shapes(f"{name} of {file}", tree, like)
         _check_links(f"{name} of {lane.masks}", mask, kept.mask)
-        dense, mask = jax.tree.map(jnp.asarray, (dense, mask))
+        dense, mask, stats = jax.tree.map(jnp.asarray, (dense, mask, stats))
         if own.members is not None:
             dense, mask = _stacked(dense), _stacked(mask)
         params = masks.apply(dense, mask)
         target = None
         if own.target is not None:
             target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
-        network = optimize.init(params, mask, target=target, members=own.members)
+        fields = {"members": own.members, "module": own.module, "stats": stats}
+        network = optimize.init(params, mask, target=target, **fields)
         return convert.like(network, own)
 
     return agent._replace(
@@ -148,19 +155,23 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
     )
 
 
-def expert(path: str) -> Params:
+def expert(path: str, config: Config) -> Params:
     """The critics of a trained agent as a callable, for RigL+Q*."""
     networks = load(Path(path))
     if "critic" not in networks:
         raise ValueError(f"{path} has no critic: name a file of a finished TD3 run's final/")
-    critics = networks["critic"].weights
-    return masked.bind(_stacked(critics), members=len(critics))
+    critics, _, stats = networks["critic"]
+    # An MLP may have other hidden layers than this run's.
+    module = None if config.critic_module.chain else config.critic_module
+    stats = jax.tree.map(jnp.asarray, stats)
+    return masked.bind(_stacked(critics), members=len(critics), module=module, stats=stats)
 
 
 def _check_shapes(what: str, tree: Any, like: Any) -> None:
     if jax.tree.map(np.shape, tree) != jax.tree.map(np.shape, like):
         raise ValueError(
-            f"the {what} has other shapes than this run's: use the same environment and --hidden"
+            f"the {what} has other shapes than this run's: use the same environment, "
+            f"--architecture and sizes of networks"
         )
 
 

@@ -23,6 +23,8 @@ MILD = {
     "logdir": ("/proc/none", "/dev/null/run", "x" * 300, "runs/new"),
     "method": ("dense", "rlx2, rigl", "tiny,ss,set", "rlx2-tiny", "rlx2,rlx2"),
     "hidden": ("1", "3,5", "1000000", "1,1000000", "8," * 40 + "8", "4096,4096"),
+    "width": ("8", "16384"),
+    "blocks": ("1", "64"),
     "batch_size": ("7", "100000", "10000000"),
     "num_envs": ("3", "64", "65536"),
     "steps": ("1", "2", "100", "100000000"),

@@ -1,0 +1,40 @@
+"""Updates of SimBa, compact beside masked: python -m benchmarks.simba_benchmark
+
+Prints updates per second of both forms and their ratio, the median over turns, as JSON.
+"""
+
+import argparse
+import json
+import sys
+
+import numpy as np
+
+from benchmarks.update_benchmark import Scanned, program
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--algo", default="td3")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=5)
+    options = parser.parse_args()
+    sizes = {"architecture": "simba", "width": options.width, "blocks": options.blocks}
+    subjects = {
+        form: Scanned(program(options.algo, options.lanes, form=form, **sizes), options.steps)
+        for form in ("masked", "compact")
+    }
+    seconds: dict[str, list[float]] = {form: [] for form in subjects}
+    for turn in range(options.turns):
+        for form, measure in subjects.items():
+            seconds[form].append(measure())
+            print(f"turn {turn + 1}: {form} {1 / seconds[form][-1]:.1f}/s", file=sys.stderr)
+    found = {f"{form}_updates_per_second": 1 / float(np.median(x)) for form, x in seconds.items()}
+    ratio = float(np.median(np.divide(seconds["masked"], seconds["compact"])))
+    print(json.dumps({**vars(options), **found, "compact_over_masked": ratio}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

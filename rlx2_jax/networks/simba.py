@@ -1,0 +1,87 @@
+"""SimBa (Lee et al., 2024): residual blocks with layer normalisation on normalised observations."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.networks import normalize
+from rlx2_jax.networks.base import Architecture, Sizes
+from rlx2_jax.networks.linear import Linear
+from rlx2_jax.types import Array, Params
+
+EXPANSION = 4  # hidden units of a block, in widths
+EPSILON = 1e-6  # of layer normalisation
+
+
+class Block(nn.Module):
+    """x + W₂ relu(W₁ LayerNorm(x)), with 4 · width hidden units."""
+
+    width: int
+    dtype: str = "float32"
+
+    def setup(self) -> None:
+        self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
+        self.expand = Linear(EXPANSION * self.width, "he_normal", self.dtype)
+        self.reduce = Linear(self.width, "he_normal", self.dtype)
+
+    def __call__(self, x: Array) -> Array:
+        return x + self.reduce(nn.relu(self.expand(self.norm(x))))
+
+
+class SimBa(Architecture):
+    """Running normalisation of observations → Linear → residual blocks → LayerNorm → Linear.
+
+    Weights begin as in the paper: orthogonal, those of blocks He normal, biases 0.
+    """
+
+    outputs: int
+    width: int
+    blocks: int
+    observations: int  # the leading inputs that are normalised
+    dtype: str = "float32"
+
+    defaults: ClassVar = {"width": 512, "blocks": 2}  # the paper's critic
+
+    @classmethod
+    def build(cls, sizes: Sizes) -> "SimBa":
+        width, blocks = int(sizes.width or 0), int(sizes.blocks or 0)
+        return cls(sizes.outputs, width, blocks, sizes.observations, sizes.dtype)
+
+    def setup(self) -> None:
+        self.normalize = normalize.RunningNorm(self.observations, self.dtype)
+        self.embed = Linear(self.width, "orthogonal", self.dtype)
+        self.hidden = [Block(self.width, self.dtype) for _ in range(self.blocks)]
+        self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
+        self.output = Linear(self.outputs, "orthogonal", self.dtype)
+
+    def __call__(self, x: Array) -> Array:
+        x = self.embed(self.normalize(x))
+        for block in self.hidden:
+            x = block(x)
+        return self.output(self.norm(x))
+
+    def observe(self, obs: Array) -> None:
+        """Updates the running statistics."""
+        self.normalize.observe(obs)
+
+    @nn.nowrap
+    def hidden_units(self) -> tuple[tuple[str, str], ...]:
+        return tuple((f"hidden_{i}/expand", f"hidden_{i}/reduce") for i in range(self.blocks))
+
+    @nn.nowrap
+    def steps(self, params: Params, stats: Params | None = None) -> list[tuple]:
+        if stats is None:
+            raise ValueError("SimBa normalises observations: give the statistics of the network")
+
+        def norm(layer: Params) -> tuple:
+            scale, bias = (np.asarray(layer[name], np.float32) for name in ("scale", "bias"))
+            return "layer_norm", scale, bias, EPSILON
+
+        found = [normalize.step(stats["normalize"]), ("linear", "embed")]
+        for i in range(self.blocks):
+            name = f"hidden_{i}"
+            found += [("save",), norm(params[name]["norm"]), ("linear", f"{name}/expand")]
+            found += [("relu",), ("linear", f"{name}/reduce"), ("add_saved",)]
+        return [*found, norm(params["norm"]), ("linear", "output")]
