@@ -21,7 +21,7 @@ from rlx2_jax.training import checkpoint, fingerprint, guards, logging, run, wei
 from rlx2_jax.training import evaluate as evaluation
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training.lane_group import LaneFailure
-from rlx2_jax.training.run import RunError
+from rlx2_jax.training.run import RunError, read_run, with_time_limit
 
 LOGS = ("evaluations.csv", "metrics.csv")
 
@@ -464,8 +464,17 @@ def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, aft
 def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
     awkward.ends = False
     monkeypatch.setattr(evaluation, "LONGEST", 50)
+    run = small_run("Awkward-v0")
     with pytest.raises(LaneFailure, match=r"50 steps .*--max_episode_steps"):
-        execution.execute(small_run("Awkward-v0"), tmp_path, say=print, progress=False)
+        execution.execute(run, tmp_path, say=print, progress=False)
+    said = []
+    limited = with_time_limit(run, 7)  # as `rlx2 resume --max_episode_steps=7` does
+    execution.execute(limited, tmp_path, resume=True, say=said.append, progress=False)
+    assert any("episodes end after 7 steps from now on" in line for line in said)
+    assert {row["mean_length"] for row in rows(tmp_path / "evaluations.csv")} == {"7"}
+    assert with_time_limit(read_run(tmp_path), 7) == read_run(tmp_path)
+    with pytest.raises(RunError, match="end after 7 steps, which cannot be changed"):
+        with_time_limit(read_run(tmp_path), 8)
 
 
 def test_a_device_loop_stopped_before_its_first_step_writes_rows_once(tmp_path, monkeypatch):

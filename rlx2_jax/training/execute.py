@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx2_jax import files
+from rlx2_jax.envs import time_limit
 from rlx2_jax.files import Damaged
 from rlx2_jax.kernels import native
 from rlx2_jax.training import fingerprint, logging, manifest, summary, weights
@@ -37,6 +38,8 @@ from rlx2_jax.training.run import (
     read_run,
     resume_flags,
     with_paths,
+    with_time_limit,
+    without_time_limit,
 )
 
 SUMMARY, CURVES = "summary.json", "curves.png"
@@ -92,6 +95,7 @@ def claim(
     resumed = resume and has_run(directory)
     if resumed:
         found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
+        found = _add_time_limit(found, run, say)
         check_same_settings(found, run, directory)
         _check_memory(found)
         if restart:
@@ -113,6 +117,17 @@ def claim(
             f"or choose another --logdir"
         ) from error
     return found
+
+
+def _add_time_limit(found: Run, wanted: Run, say: Callable[[str], None]) -> Run:
+    """The run in the directory, with the time limit that `wanted` adds to it."""
+    before = found.env_options
+    if wanted.env_options == before or without_time_limit(wanted).env_options != before:
+        return found
+    (name,) = time_limit(found.backend, 1)
+    steps = wanted.env_options[name]
+    say(f"warning: episodes end after {steps:,} steps from now on; before, they had no limit")
+    return with_time_limit(found, steps)
 
 
 def _holds(path: Path, run: Run) -> bool:
@@ -233,6 +248,7 @@ class _Execution:
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
+        self.digest = run.digest  # of the settings that the run began with
         self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
         self.end = lanes_.total_time(run.config)
         self.chunks = [_Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
@@ -274,12 +290,14 @@ class _Execution:
             manifest.check_fields(saved.meta, _META)
         except Damaged as error:
             raise RunError(f"{error}: resume it with the version that wrote it") from error
-        if saved.meta["run"] != self.run.digest or saved.meta["chunk"] >= len(self.chunks):
+        own = (self.run.digest, without_time_limit(self.run).digest)
+        if saved.meta["run"] not in own or saved.meta["chunk"] >= len(self.chunks):
             raise RunError(
                 f"the checkpoints in {self.directory} belong to a run with other settings than "
                 f"its {CONFIG}, or to another version of the program: restore the right "
                 f"{CONFIG}, or resume with the version that wrote them"
             )
+        self.digest = saved.meta["run"]
         before, now = saved.meta["fingerprint"], self.fingerprint
         was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
         if was != is_:
@@ -305,7 +323,8 @@ class _Execution:
         return meta["chunk"]
 
     def _train(self, chunk: _Chunk, saved: Saved | None) -> None:
-        loop = make_loop(self.run, chunk.lanes, self.directory)
+        limited = self.digest == self.run.digest
+        loop = make_loop(self.run, chunk.lanes, self.directory, limited=limited)
         try:
             if saved:
                 try:
@@ -458,7 +477,7 @@ class _Execution:
             "progress": [c.progress() for c in self.chunks[: chunk.index + 1]],
             "lanes": loop.lanes,
             "exact": exact,
-            "run": self.run.digest,
+            "run": self.digest,
             "fingerprint": self.fingerprint,
             "machines": self.machines,
         }
