@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -283,12 +284,13 @@ def test_a_missing_device_is_an_error_of_one_line(monkeypatch, error):
 
 
 @pytest.mark.fast
-def test_the_flags_that_continue_a_run_can_be_pasted_into_a_shell(tmp_path):
+def test_the_command_that_continues_a_run_can_be_pasted_into_a_shell(tmp_path):
     directory = tmp_path / "my runs; ls"
     plain, imported = small_run(), small_run("module:Task-v0")
-    flags = shlex.split(run.resume_flags(plain, directory))
-    assert flags == ["--resume", f"--logdir={directory}"]
-    assert run.resume_flags(imported, tmp_path).endswith(" --allow_imports")
+    words = shlex.split(run.resume_command(plain, directory))
+    assert words == ["rlx2", "resume", str(directory)]
+    assert run.resume_command(plain, Path("-x")) == "rlx2 resume --logdir=-x"
+    assert run.resume_command(imported, tmp_path).endswith(" --allow_imports")
 
 
 def test_checkpoints_of_older_versions_are_continued(whole, stopped, tmp_path):

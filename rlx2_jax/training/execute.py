@@ -36,7 +36,7 @@ from rlx2_jax.training.run import (
     make_loop,
     memory_bytes,
     read_run,
-    resume_flags,
+    resume_command,
     with_paths,
     with_time_limit,
     without_time_limit,
@@ -142,7 +142,7 @@ def _refuse_other_files(directory: Path) -> None:
     held = [name for name in names if (directory / name).exists()]
     if held:
         raise RunError(
-            f"{directory} already holds a run ({held[0]}): continue it with --resume, "
+            f"{directory} already holds a run ({held[0]}): continue it with rlx2 resume, "
             f"or choose another --logdir"
         )
 
@@ -173,7 +173,7 @@ def _check_memory(run: Run) -> None:
     if need > free:
         raise RunError(
             f"this run needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
-            f"available: free some, then --resume again"
+            f"available: free some, then resume again"
         )
 
 
@@ -244,7 +244,7 @@ class _Execution:
     ):
         self.run, self.directory, self.stop = run, directory, stop
         self.say, self.progress = say, progress
-        self.resume_flags = resume_flags(run, directory)
+        self.resume_command = resume_command(run, directory)
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
@@ -272,7 +272,7 @@ class _Execution:
 
     def _newest(self) -> Saved | None:
         """The newest good checkpoint, checked against the run."""
-        begin_again = f"start again with --restart {self.resume_flags}"
+        begin_again = f"start again with {self.resume_command} --restart"
         try:
             saved = self.store.newest(self.say)
         except Damaged as error:
@@ -382,7 +382,7 @@ class _Execution:
             raise Stopped(
                 f"stopped by {signal.Signals(number).name} at step "
                 f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
-                f"with {self.resume_flags}",
+                f"with {self.resume_command}",
                 number,
             )
 
@@ -399,7 +399,7 @@ class _Execution:
                 hint = "Everything before that is saved: correct the environment and continue with"
             else:
                 hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
-            raise LaneFailure(f"{failure}\n{hint} {self.resume_flags}") from failure
+            raise LaneFailure(f"{failure}\n{hint} {self.resume_command}") from failure
 
     def _keep_initial(self, number: int) -> None:
         """The dense initial weights and first masks of a lane, so that they can be rewound."""
@@ -522,7 +522,7 @@ class _Execution:
             names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
             raise Unwritten(
                 f"training has ended, but {', '.join(names)} could not be written: free some "
-                f"space, then {self.resume_flags} writes them"
+                f"space, then {self.resume_command} writes them"
             )
         return found
 

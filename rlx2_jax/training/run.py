@@ -179,14 +179,15 @@ def _environment_spec(run: Run) -> envs.EnvSpec:
     return host.spec
 
 
-def resume_flags(run: Run, directory: Path) -> str:
-    """The flags that continue a run, as a shell takes them."""
+def resume_command(run: Run, directory: Path) -> str:
+    """The command that continues a run, as a shell takes it."""
     try:
         envs.check_import(run.env, run.env_options, allow=False)
         consent = ""
     except ValueError:
         consent = " --allow_imports"
-    return f"--resume --logdir={shlex.quote(str(directory))}{consent}"
+    flag = "--logdir=" if str(directory).startswith("-") else ""
+    return f"rlx2 resume {flag}{shlex.quote(str(directory))}{consent}"
 
 
 def label(lane: Lane, index: int) -> str:
@@ -225,13 +226,8 @@ def make_loop(
 
 def _guarded(run: Run, make: Any, *args: Any) -> Any:
     """Calls a backend; converts anything that an environment's constructor raises."""
-    try:
+    with envs.failures_of(run.env, ImportError):
         return make(*args, **run.env_options)
-    except (EnvironmentFailure, ImportError):
-        raise
-    except envs.RAISED as error:
-        envs.check_interrupted(error)
-        raise EnvironmentFailure(run.env, None, error) from error
 
 
 def with_paths(lane: Lane, directory: Path) -> Lane:
