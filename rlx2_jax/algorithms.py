@@ -14,6 +14,8 @@ class NetworkUse(NamedTuple):
       target_every_step: whether an n-step target evaluates the actor at each of its n states.
       n_step, policy_delay: the paper's n and d.
       expert: whether `update` can replace the learned Q by an expert's (RigL+Q*).
+      critic: the architecture of its critics; None: the one that the configuration names.
+      climbs_mean: whether the actor climbs the mean of all critics instead of their minimum.
     """
 
     actor_heads: int
@@ -24,6 +26,8 @@ class NetworkUse(NamedTuple):
     n_step: int
     policy_delay: int
     expert: bool = False
+    critic: str | None = None
+    climbs_mean: bool = False
 
 
 # By name; `agents.register` adds to it.

@@ -124,9 +124,9 @@ class Config:
     @property
     def critic_module(self) -> Architecture:
         """Each critic."""
-        return self._module(self.critic_inputs, 1)
+        return self._module(self.critic_inputs, 1, NETWORK_USE[self.algo].critic)
 
-    def _module(self, inputs: int, outputs: int) -> Architecture:
+    def _module(self, inputs: int, outputs: int, name: str | None = None) -> Architecture:
         sizes = networks.Sizes(
             inputs=inputs,
             outputs=outputs,
@@ -137,7 +137,7 @@ class Config:
             scheme=self.scheme,
             dtype=self.dtype,
         )
-        return networks.build(self.architecture, sizes)
+        return networks.build(name or self.architecture, sizes)
 
     @property
     def actor_layers(self) -> Layers:

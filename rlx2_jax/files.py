@@ -206,7 +206,7 @@ class Log:
         mode = "r+b" if self.path.exists() else "w+b"
         with self.path.open(mode, buffering=0) as file:
             if file.seek(0, io.SEEK_END) < self._written:
-                raise OSError(0, "the file became shorter; --resume rebuilds it")
+                raise OSError(0, "the file became shorter; a resume rebuilds it")
             file.truncate(self._written)  # half a row of a write that failed
             file.seek(self._written)
             left = memoryview(bytes(self._pending))

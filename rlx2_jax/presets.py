@@ -29,6 +29,11 @@ def paper_sparsities(algo: str, env: str) -> dict[str, float]:
     Raises:
       ValueError: the paper has none for it.
     """
+    if algo not in PAPER_SPARSITIES:
+        raise ValueError(
+            f"--paper_sparsity: the paper has no sparsities for {algo}; it has "
+            f"{', '.join(PAPER_SPARSITIES)}. Give --actor_sparsity and --critic_sparsity instead"
+        )
     tasks = PAPER_SPARSITIES[algo]
     if task_name(env) not in tasks:
         raise ValueError(

@@ -84,6 +84,19 @@ def test_failing_compiler(tmp_path):
 
 
 @pytest.mark.fast
+def test_a_compiler_that_hangs_is_no_internal_error(tmp_path, monkeypatch):
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(native, "_installed", lambda: iter(()))
+    run = building._run
+    monkeypatch.setattr(building, "_run", lambda command, timeout: run(command, timeout=0.1))
+    with pytest.raises(native.Unavailable, match=r"c\+\+.* timed out"):
+        native._find()
+
+
+@pytest.mark.fast
 def test_foreign_builds_are_refused(tmp_path):
     compiler = building.find_compiler()
     if compiler is None:

@@ -47,9 +47,12 @@ def test_wrong_usage_is_left_to_the_parser_of_flags():
 
 
 PRINTS = """
-import sys
+import subprocess, sys
 from rlx2_jax.cli import crash
 def main(argv):
+    if argv[1] == "child":  # children have open streams too
+        check = "import os, sys; [os.fstat(i) for i in range(3)]"
+        return 3 + subprocess.run([sys.executable, "-c", check]).returncode
     for i in range(int(argv[1])):
         print("line", i)
     print("and an error", file=sys.stderr)
@@ -65,6 +68,7 @@ crash.run(main)
         ("{} 1 | true; exit ${{PIPESTATUS[0]}}", 3),
         ("{} 9 >&- 2>&- <&-", 3),
         ("{} 9 >&-", 3),
+        ("{} child >&- 2>&- <&-", 3),
         ("{} 9 >/dev/null 2>/dev/full", 3),
         ("{} --help | true; exit ${{PIPESTATUS[0]}}", 1),  # as absl has it
         ("{} 1 >/dev/full", 3),

@@ -427,3 +427,18 @@ def test_a_failed_environment_begins_anew_after_restore(monkeypatch):
     np.testing.assert_array_equal(obs[1], caught.value.step.obs[1])
     assert abs(obs[0, 0] - 1.25) < 0.006  # Hopper's start, height 1.25 ± 0.005
     assert others.state()["elapsed"].tolist() == [0, 11]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("error", [RuntimeError("no licence"), SystemExit(3), StopIteration()])
+def test_whatever_a_constructor_raises_is_a_failure_of_the_environment(error):
+    def make(**_):
+        raise error
+
+    gymnasium.register("tests/Closed-v0", entry_point=make)
+    try:
+        with pytest.raises(envs.EnvironmentFailure, match=type(error).__name__) as caught:
+            envs.make_host("tests/Closed-v0", 1)
+    finally:
+        del gymnasium.registry["tests/Closed-v0"]
+    assert caught.value.error is error

@@ -66,7 +66,7 @@ def test_resume_is_exact(whole, tmp_path, monkeypatch):
     directory, _ = whole
     with monkeypatch.context() as patch:
         stop_after(patch, 137)
-        with pytest.raises(guards.Stopped, match=r"--resume --logdir"):
+        with pytest.raises(guards.Stopped, match="rlx2 resume "):
             execution.execute(small_run(), tmp_path, progress=False)
     said = []
     execution.execute(small_run(), tmp_path, resume=True, say=said.append, progress=False)
@@ -106,7 +106,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 
 def test_an_existing_run_is_not_overwritten(whole):
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match="rlx2 resume"):
         execution.execute(small_run(), whole[0], progress=False)
 
 
@@ -173,7 +173,7 @@ def test_an_environment_that_raises_is_named_and_everything_saved(tmp_path):
     run = small_run("Fragile-v0")
     with pytest.raises(LaneFailure, match=r"lane .*seed .*step \d+: .*cable came off") as caught:
         execution.execute(run, tmp_path, progress=False)
-    assert "--resume" in str(caught.value)
+    assert "rlx2 resume" in str(caught.value)
     said = []
     summary = execution.execute(run, tmp_path, resume=True, say=said.append, progress=False)
     assert any("new episodes" in line for line in said)

@@ -74,5 +74,5 @@ def test_whole_part(attack, part):
 @pytest.mark.slow
 def test_memory_estimate(tmp_path):
     CACHE.mkdir(parents=True, exist_ok=True)
-    found = [memory.measure(size, tmp_path, CACHE.resolve()) for size in memory.SIZES]
+    found = [memory.measure(*size, tmp_path, CACHE.resolve()) for size in memory.SIZES]
     assert all(x.good for x in found), "\n" + memory.table(found)

@@ -185,6 +185,7 @@ def test_wrong_flags_and_folders(original, tmp_path, capsys):
         ((original.parent,), "policy.json is missing; it has invertedpendulum"),
         ((original, "--render=episode.bmp"), "--render=episode.bmp: use a name that ends in .gif"),
         ((original, f"--seed={2**31 - 1}"), "must be below 2**31"),
+        ((original, "--episodes=0"), "--episodes=0 plays nothing"),
     ):
         assert command(*args) == 2
         assert message in capsys.readouterr().err

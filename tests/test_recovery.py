@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -21,7 +22,7 @@ from rlx2_jax.training import checkpoint, fingerprint, guards, logging, run, wei
 from rlx2_jax.training import evaluate as evaluation
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training.lane_group import LaneFailure
-from rlx2_jax.training.run import RunError
+from rlx2_jax.training.run import RunError, read_run, with_time_limit
 
 LOGS = ("evaluations.csv", "metrics.csv")
 
@@ -283,12 +284,13 @@ def test_a_missing_device_is_an_error_of_one_line(monkeypatch, error):
 
 
 @pytest.mark.fast
-def test_the_flags_that_continue_a_run_can_be_pasted_into_a_shell(tmp_path):
+def test_the_command_that_continues_a_run_can_be_pasted_into_a_shell(tmp_path):
     directory = tmp_path / "my runs; ls"
     plain, imported = small_run(), small_run("module:Task-v0")
-    flags = shlex.split(run.resume_flags(plain, directory))
-    assert flags == ["--resume", f"--logdir={directory}"]
-    assert run.resume_flags(imported, tmp_path).endswith(" --allow_imports")
+    words = shlex.split(run.resume_command(plain, directory))
+    assert words == ["rlx2", "resume", str(directory)]
+    assert run.resume_command(plain, Path("-x")) == "rlx2 resume --logdir=-x"
+    assert run.resume_command(imported, tmp_path).endswith(" --allow_imports")
 
 
 def test_checkpoints_of_older_versions_are_continued(whole, stopped, tmp_path):
@@ -464,8 +466,17 @@ def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, aft
 def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
     awkward.ends = False
     monkeypatch.setattr(evaluation, "LONGEST", 50)
+    run = small_run("Awkward-v0")
     with pytest.raises(LaneFailure, match=r"50 steps .*--max_episode_steps"):
-        execution.execute(small_run("Awkward-v0"), tmp_path, say=print, progress=False)
+        execution.execute(run, tmp_path, say=print, progress=False)
+    said = []
+    limited = with_time_limit(run, 7)  # as `rlx2 resume --max_episode_steps=7` does
+    execution.execute(limited, tmp_path, resume=True, say=said.append, progress=False)
+    assert any("episodes end after 7 steps from now on" in line for line in said)
+    assert {row["mean_length"] for row in rows(tmp_path / "evaluations.csv")} == {"7"}
+    assert with_time_limit(read_run(tmp_path), 7) == read_run(tmp_path)
+    with pytest.raises(RunError, match="end after 7 steps, which cannot be changed"):
+        with_time_limit(read_run(tmp_path), 8)
 
 
 def test_a_device_loop_stopped_before_its_first_step_writes_rows_once(tmp_path, monkeypatch):

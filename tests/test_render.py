@@ -1,10 +1,12 @@
 """Pictures of an episode: what is written, what is refused."""
 
+import gymnasium
 import imageio.v3 as images
 import numpy as np
 import pytest
 
 from rlx2_jax.cli import render
+from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.training.run import RunError
 
 pytestmark = pytest.mark.fast
@@ -70,3 +72,31 @@ def test_wide_frames_are_reduced(size, reduced):
     frame = render._draw(Screen(picture))
     assert frame.shape == (reduced, reduced, 3) and frame.dtype == np.uint8
     assert (frame[: reduced // 2 - 1] == 200).all() and (frame[reduced // 2 + 1 :] == 0).all()
+
+
+class Broken(gymnasium.Env):
+    """Can be drawn, not stepped."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        raise SystemExit("a joint broke")
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_errors_of_the_environment_are_told():
+    make = lambda **_: Broken()  # noqa: E731
+    gymnasium.register("tests/Broken-v0", entry_point=make, disable_env_checker=True)
+    try:
+        with pytest.raises(EnvironmentFailure, match="SystemExit: a joint broke"):
+            render.record("tests/Broken-v0", {}, lambda obs: np.zeros((1, 1), np.float32), 0)
+    finally:
+        del gymnasium.registry["tests/Broken-v0"]

@@ -1,6 +1,6 @@
 """Algorithms as pure functions of one lane: `init`, `act`, `update`."""
 
-from rlx2_jax.agents import sac, td3
+from rlx2_jax.agents import droq, sac, td3
 from rlx2_jax.agents.algorithm import Algorithm as Algorithm
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.options import inherit_defaults
@@ -21,3 +21,6 @@ def register(algorithm: Algorithm, *, like: str) -> None:
     NETWORK_USE[algorithm.name] = algorithm.networks
     inherit_defaults(algorithm.name, like)
     ALGORITHMS[algorithm.name] = algorithm
+
+
+register(droq.ALGORITHM, like="sac")

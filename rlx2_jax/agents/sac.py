@@ -102,7 +102,8 @@ def update(
     y = _target(state, batch, noise.target, key, alpha, n, config, hyper)
 
     def critic_loss(params: Params) -> tuple[Array, Array]:
-        q = networks.q_values(params, batch.obs, batch.action, bounds)
+        seeded = params.seeded(jax.random.fold_in(key, 4))  # its own streams, as in `target_value`
+        q = networks.q_values(seeded, batch.obs, batch.action, bounds)
         return common.squared_errors(q, y), jnp.mean(q[0])
 
     options = topology_options(config)
@@ -113,9 +114,11 @@ def update(
 
     def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
-        q = networks.q_values(judges, batch.obs, action, bounds, judge=True)
+        seeded = judges.seeded(jax.random.fold_in(key, 5))
+        q = networks.q_values(seeded, batch.obs, action, bounds, judge=True)
         # REDQ's actor climbs the mean of its critics, SAC's the minimum.
-        value = jnp.mean(q, axis=0) if config.critic_subset else networks.minimum(q)
+        mean = config.critic_subset or NETWORK_USE[config.algo].climbs_mean
+        value = jnp.mean(q, axis=0) if mean else networks.minimum(q)
         return jnp.mean(alpha * log_prob - value), log_prob
 
     def actor_step(before: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
@@ -190,8 +193,8 @@ def _target(
     last = step.last[:, None, None]
     last_obs = jnp.take_along_axis(batch.next_obs, last, axis=1)[:, 0]
     last_action = jnp.take_along_axis(actions, last, axis=1)[:, 0]
-    critic, bounds = networks.lagged(state.critic), config.critic_bounds
-    values = networks.q_values(critic, last_obs, last_action, bounds)
+    critic = networks.lagged(state.critic).seeded(jax.random.fold_in(key, 6))
+    values = networks.q_values(critic, last_obs, last_action, config.critic_bounds)
     q = common.target_value(values, key, config)
     return jax.vmap(returns.sac_target, (0, 0, 0, None))(step, q, log_probs, alpha)
 

@@ -78,7 +78,8 @@ def _need_no_reader() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            file = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(file, True)  # also of child processes: some libraries start one
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:  # was closed when Python began

@@ -247,7 +247,12 @@ def command(values: flags.FlagValues) -> int:
             record = subject.published
             seed = int(record.about["evaluation"]["first_seed"]) if record else 0
         if seed + values.episodes > MAX_SEED + 1:
-            raise PolicyFileError(f"--seed={seed}: seeds of all episodes must be below 2**31")
+            raise PolicyFileError(
+                f"--seed={seed} and --episodes={values.episodes}: seeds of all episodes must be "
+                f"below 2**31"
+            )
+        if not values.episodes and not values.render:
+            raise PolicyFileError("--episodes=0 plays nothing: use at least 1, or add --render")
         if values.episodes:
             seeds = range(seed, seed + values.episodes)
             agrees = play(subject, seeds, progress=_Progress(values.episodes))

@@ -18,6 +18,7 @@ from absl import flags
 
 from rlx2_jax import envs, export
 from rlx2_jax._version import __version__
+from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor, c, compare, manifest, onnx
 from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
@@ -137,6 +138,12 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
 
 
+_KNOWN = (
+    *(ExportError, CheckFailed, EnvironmentFailure, RunError),
+    *(ValueError, ImportError, OSError),
+)
+
+
 def command(values: flags.FlagValues) -> int:
     """Runs with parsed flags; the exit code."""
     try:
@@ -152,7 +159,7 @@ def command(values: flags.FlagValues) -> int:
             episodes=values.episodes,
             allow_imports=values.allow_imports,
         )
-    except (ExportError, CheckFailed, RunError, ValueError, ImportError, OSError) as error:
+    except _KNOWN as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

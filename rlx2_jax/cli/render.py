@@ -7,6 +7,7 @@ A video has the first 300 frames at the task's own speed; a strip spans the epis
 without a display EGL is tried first (MUJOCO_GL=osmesa is the alternative).
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import gymnasium
 import numpy as np
 from absl import flags
 
-from rlx2_jax.envs.base import quiet_mujoco
+from rlx2_jax.envs.base import EnvironmentFailure, failures_of, quiet_mujoco
 from rlx2_jax.envs.spaces import Boxes
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor
@@ -63,7 +64,7 @@ def record(
 ) -> Shown:
     """The noise-free episode of `act` ([1, obs] -> [1, act] in [-1, 1]) that begins with `seed`."""
     env = _make(env_id, options)
-    try:
+    with failures_of(env_id, RunError, ValueError), contextlib.closing(env):
         boxes = Boxes(env_id, env.observation_space, env.action_space)
         fps = float(env.metadata.get("render_fps") or FPS)
         every = max(1, round(fps / FPS))
@@ -77,8 +78,6 @@ def record(
                 frames.append(_draw(env))
             if length >= LONGEST:
                 raise RunError(f"{env_id} did not end an episode in {LONGEST:,} steps: not drawn")
-    finally:
-        env.close()
     return Shown(np.array(frames), fps / every, total, length)
 
 
@@ -171,7 +170,7 @@ def command(given: flags.FlagValues) -> int:
         check_name(Path(given.out))
         shown = episode(Path(given.logdir), given.lane, allow_imports=given.allow_imports)
         write(shown, Path(given.out))
-    except (RunError, ValueError, ImportError, OSError) as error:
+    except (EnvironmentFailure, RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"return {shown.total:.1f} in {shown.length} steps, written to {given.out}")

@@ -2,7 +2,8 @@
 
 rlx2 resume runs/hopper
 
-All settings come from the run directory. Exit codes are those of `rlx2 train`.
+All settings come from the run directory; only an environment without a time limit can be given
+one. Exit codes are those of `rlx2 train`.
 """
 
 from absl import flags
@@ -17,6 +18,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("logdir", None, "Directory of the run.", flag_values=values)
     text = "Print the run's settings and what they need, and stop."
     flags.DEFINE_bool("dry_run", False, text, flag_values=values)
+    train.define_time_limit(values, "A time limit, if the environment has none.")
     train.define_resume_flags(values)
 
 

@@ -26,7 +26,7 @@ from rlx2_jax.training import execute as execution
 from rlx2_jax.training import lane_product, launch, plan, preflight, summary
 from rlx2_jax.training.guards import Stopped
 from rlx2_jax.training.lane_group import LaneFailure
-from rlx2_jax.training.run import Run, RunError, read_run
+from rlx2_jax.training.run import Run, RunError, read_run, with_time_limit
 from rlx2_jax.training.settings import SettingError
 
 DEMO = {
@@ -55,7 +55,7 @@ DEMO = {
 }
 
 
-_WITH_RESUME = ("resume", "restart", "logdir", "dry_run", "allow_imports")
+_WITH_RESUME = ("resume", "restart", "logdir", "dry_run", "allow_imports", "max_episode_steps")
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -70,8 +70,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("preset", "default", tuple(configs.PRESETS), text, **own)
     flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.", **own)
     flags.DEFINE_bool("resume", False, "Continue the run in --logdir (as rlx2 resume).", **own)
-    text = "Time limit of the environment; default: its own."
-    flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, **own)
+    define_time_limit(values, "Time limit of the environment; default: its own.")
     text = "Print the resolved settings and what they need (memory, disk, time), and stop."
     flags.DEFINE_bool("dry_run", False, text, **own)
     text = "Dense arrays with masks, or live links only; auto: whichever is faster."
@@ -94,6 +93,11 @@ def define_resume_flags(values: flags.FlagValues, prefix: str = "") -> None:
     ):
         text = f"{prefix}{text[0].lower()}{text[1:]}" if prefix else text
         flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def define_time_limit(values: flags.FlagValues, text: str) -> None:
+    """The flag --max_episode_steps."""
+    flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, flag_values=values)
 
 
 def flag_values(given: flags.FlagValues) -> dict[str, Any]:
@@ -181,7 +185,10 @@ def resume(given: flags.FlagValues) -> int:
                 f"--{', --'.join(others)}"
             )
         logdir = Path(given.logdir)
-        return read_run(logdir, allow_imports=given.allow_imports), logdir
+        run = read_run(logdir, allow_imports=given.allow_imports)
+        if given.max_episode_steps is not None:
+            run = with_time_limit(run, given.max_episode_steps)
+        return run, logdir
 
     return _execute(load, dry_run=given.dry_run, resume=True, restart=given.restart)
 

@@ -14,6 +14,7 @@ from rlx2_jax.envs.base import (
     Step,
     check_interrupted,
     describe,
+    failures_of,
 )
 from rlx2_jax.envs.trust import check_import
 
@@ -32,6 +33,7 @@ __all__ = [
     "check_import",
     "check_interrupted",
     "describe",
+    "failures_of",
     "make_device",
     "make_host",
     "time_limit",
@@ -43,18 +45,25 @@ BACKENDS = HOST_BACKENDS + DEVICE_BACKENDS
 
 
 def make_host(env_id: str, num_envs: int, backend: str = "gymnasium", **options: Any) -> HostEnvs:
-    """`num_envs` copies of a task on the host; `options` go to the backend's own `make`."""
+    """`num_envs` copies of a task on the host; `options` go to the backend's own `make`.
+
+    Raises:
+      ValueError, ImportError: there is no such task, or its package is not installed.
+      EnvironmentFailure: its constructor raised anything else.
+    """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     if backend == "gymnasium":
         _import_probes(env_id)
         from rlx2_jax.envs.gymnasium import GymnasiumEnvs
 
-        return GymnasiumEnvs(env_id, num_envs, **options)
+        with failures_of(env_id, ValueError, ImportError):
+            return GymnasiumEnvs(env_id, num_envs, **options)
     if backend == "envpool":
         from rlx2_jax.envs.envpool import EnvPoolEnvs
 
-        return EnvPoolEnvs(env_id, num_envs, **options)
+        with failures_of(env_id, ValueError, ImportError):
+            return EnvPoolEnvs(env_id, num_envs, **options)
     raise _unknown_backend(backend, HOST_BACKENDS, "make_device")
 
 

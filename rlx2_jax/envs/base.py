@@ -114,6 +114,19 @@ def check_interrupted(error: BaseException) -> None:
         raise error
 
 
+@contextlib.contextmanager
+def failures_of(env_id: str, *besides: type[BaseException]) -> Iterator[None]:
+    """Turns whatever a task raises, except errors of the kinds `besides`, into
+    `EnvironmentFailure`."""
+    try:
+        yield
+    except (EnvironmentFailure, *besides):
+        raise
+    except RAISED as error:
+        check_interrupted(error)
+        raise EnvironmentFailure(env_id, None, error) from error
+
+
 def describe(error: BaseException) -> str:
     """The kind of an exception and its text, if that can be had."""
     try:

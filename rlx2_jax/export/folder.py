@@ -62,13 +62,13 @@ class Published(NamedTuple):
             made = envs.make_host(about["env"], count, about["env_backend"], **about["env_options"])
         except ImportError:
             raise
-        except Exception as error:  # an environment's constructor may raise anything
+        except (envs.EnvironmentFailure, ValueError) as error:
             screen = os.environ.get("MUJOCO_GL")  # MuJoCo loads OpenGL when it is imported
             named = screen and not isinstance(error, ValueError)
             hint = f" (MUJOCO_GL={screen}: does this machine have it?)" if named else ""
             raise PolicyFileError(
                 f"{self.folder / RECORD}: its environment {about['env']!r:.80} cannot be made: "
-                f"{files.first_line(error)}{hint}"
+                f"{files.first_line(getattr(error, 'error', error))}{hint}"
             ) from error
         sizes = made.spec.obs_dim, made.spec.action_dim
         if sizes != (self.policy.obs_dim, self.policy.action_dim):

@@ -53,8 +53,20 @@ def find_compiler() -> str | None:
 
 def compiler_version(compiler: str) -> str:
     """First line of `--version`, part of the name of a cached build."""
-    shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60)
+    shown = _run([compiler, "--version"], timeout=60)
     return shown.stdout.partition("\n")[0]
+
+
+def _run(command: list[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+    # Never waits for input; a compiler's messages may be in any encoding.
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+    )
 
 
 def compile_library(compiler: str, include: str, out: Path) -> None:
@@ -76,7 +88,7 @@ def compile_library(compiler: str, include: str, out: Path) -> None:
         str(part),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = _run(command, timeout=600)
         if done.returncode != 0:
             raise RuntimeError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
         os.replace(part, out)

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def _find() -> ctypes.CDLL:
         raise Unavailable("; ".join(refused))
     try:
         return _cached_build(compiler)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise Unavailable("; ".join([*refused, str(error)])) from error
 
 

@@ -101,7 +101,7 @@ class HostEvaluator:
     def _endless(self, index: int) -> EnvironmentFailure:
         error = TimeoutError(
             f"an evaluation episode has not ended after {self._longest:,} steps and the "
-            f"environment has no time limit: set one with --max_episode_steps"
+            f"environment has no time limit: add one with --max_episode_steps"
         )
         return EnvironmentFailure("evaluation", index, error)
 
@@ -113,7 +113,7 @@ class DeviceEvaluator:
         horizon = env.spec.max_episode_steps
         if horizon is None:
             raise ValueError(
-                "evaluation on the device needs a time limit: set one with --max_episode_steps"
+                "evaluation on the device needs a time limit: add one with --max_episode_steps"
             )
         self._program, self._episodes = program, episodes
         config = program.config

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx2_jax import files
+from rlx2_jax.envs import time_limit
 from rlx2_jax.files import Damaged
 from rlx2_jax.kernels import native
 from rlx2_jax.training import fingerprint, logging, manifest, summary, weights
@@ -35,8 +36,10 @@ from rlx2_jax.training.run import (
     make_loop,
     memory_bytes,
     read_run,
-    resume_flags,
+    resume_command,
     with_paths,
+    with_time_limit,
+    without_time_limit,
 )
 
 SUMMARY, CURVES = "summary.json", "curves.png"
@@ -92,6 +95,7 @@ def claim(
     resumed = resume and has_run(directory)
     if resumed:
         found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
+        found = _add_time_limit(found, run, say)
         check_same_settings(found, run, directory)
         _check_memory(found)
         if restart:
@@ -115,6 +119,17 @@ def claim(
     return found
 
 
+def _add_time_limit(found: Run, wanted: Run, say: Callable[[str], None]) -> Run:
+    """The run in the directory, with the time limit that `wanted` adds to it."""
+    before = found.env_options
+    if wanted.env_options == before or without_time_limit(wanted).env_options != before:
+        return found
+    (name,) = time_limit(found.backend, 1)
+    steps = wanted.env_options[name]
+    say(f"warning: episodes end after {steps:,} steps from now on; before, they had no limit")
+    return with_time_limit(found, steps)
+
+
 def _holds(path: Path, run: Run) -> bool:
     try:
         return Run.from_json(files.read_json(path)) == run
@@ -127,7 +142,7 @@ def _refuse_other_files(directory: Path) -> None:
     held = [name for name in names if (directory / name).exists()]
     if held:
         raise RunError(
-            f"{directory} already holds a run ({held[0]}): continue it with --resume, "
+            f"{directory} already holds a run ({held[0]}): continue it with rlx2 resume, "
             f"or choose another --logdir"
         )
 
@@ -158,7 +173,7 @@ def _check_memory(run: Run) -> None:
     if need > free:
         raise RunError(
             f"this run needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
-            f"available: free some, then --resume again"
+            f"available: free some, then resume again"
         )
 
 
@@ -229,10 +244,11 @@ class _Execution:
     ):
         self.run, self.directory, self.stop = run, directory, stop
         self.say, self.progress = say, progress
-        self.resume_flags = resume_flags(run, directory)
+        self.resume_command = resume_command(run, directory)
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say)
         self.fingerprint = fingerprint.fingerprint()
+        self.digest = run.digest  # of the settings that the run began with
         self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
         self.end = lanes_.total_time(run.config)
         self.chunks = [_Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
@@ -256,7 +272,7 @@ class _Execution:
 
     def _newest(self) -> Saved | None:
         """The newest good checkpoint, checked against the run."""
-        begin_again = f"start again with --restart {self.resume_flags}"
+        begin_again = f"start again with {self.resume_command} --restart"
         try:
             saved = self.store.newest(self.say)
         except Damaged as error:
@@ -274,12 +290,14 @@ class _Execution:
             manifest.check_fields(saved.meta, _META)
         except Damaged as error:
             raise RunError(f"{error}: resume it with the version that wrote it") from error
-        if saved.meta["run"] != self.run.digest or saved.meta["chunk"] >= len(self.chunks):
+        own = (self.run.digest, without_time_limit(self.run).digest)
+        if saved.meta["run"] not in own or saved.meta["chunk"] >= len(self.chunks):
             raise RunError(
                 f"the checkpoints in {self.directory} belong to a run with other settings than "
                 f"its {CONFIG}, or to another version of the program: restore the right "
                 f"{CONFIG}, or resume with the version that wrote them"
             )
+        self.digest = saved.meta["run"]
         before, now = saved.meta["fingerprint"], self.fingerprint
         was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
         if was != is_:
@@ -305,7 +323,8 @@ class _Execution:
         return meta["chunk"]
 
     def _train(self, chunk: _Chunk, saved: Saved | None) -> None:
-        loop = make_loop(self.run, chunk.lanes, self.directory)
+        limited = self.digest == self.run.digest
+        loop = make_loop(self.run, chunk.lanes, self.directory, limited=limited)
         try:
             if saved:
                 try:
@@ -363,7 +382,7 @@ class _Execution:
             raise Stopped(
                 f"stopped by {signal.Signals(number).name} at step "
                 f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
-                f"with {self.resume_flags}",
+                f"with {self.resume_command}",
                 number,
             )
 
@@ -380,7 +399,7 @@ class _Execution:
                 hint = "Everything before that is saved: correct the environment and continue with"
             else:
                 hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
-            raise LaneFailure(f"{failure}\n{hint} {self.resume_flags}") from failure
+            raise LaneFailure(f"{failure}\n{hint} {self.resume_command}") from failure
 
     def _keep_initial(self, number: int) -> None:
         """The dense initial weights and first masks of a lane, so that they can be rewound."""
@@ -458,7 +477,7 @@ class _Execution:
             "progress": [c.progress() for c in self.chunks[: chunk.index + 1]],
             "lanes": loop.lanes,
             "exact": exact,
-            "run": self.run.digest,
+            "run": self.digest,
             "fingerprint": self.fingerprint,
             "machines": self.machines,
         }
@@ -503,7 +522,7 @@ class _Execution:
             names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
             raise Unwritten(
                 f"training has ended, but {', '.join(names)} could not be written: free some "
-                f"space, then {self.resume_flags} writes them"
+                f"space, then {self.resume_command} writes them"
             )
         return found
 

@@ -72,7 +72,9 @@ class Stopper:
         if self.signal is not None and signal.SIGHUP not in (self.signal, number):
             # Nothing is left half written: files are renamed into place or cut back on resume.
             with contextlib.suppress(OSError):
-                os.write(2, b"\nstopped immediately: --resume continues from the last checkpoint\n")
+                os.write(
+                    2, b"\nstopped immediately: rlx2 resume continues from the last checkpoint\n"
+                )
             os._exit(128 + number)
         if self.signal is None or number != signal.SIGHUP:
             self.signal = number

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.envs import EnvironmentFailure, EnvSpec
+from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.program import Program, dense_masks, host
@@ -25,8 +25,9 @@ class Group:
         self.metrics: dict[str, Any] = {}
         self.time = 0
 
-    def start(self, obs: np.ndarray, spec: EnvSpec) -> None:
-        self.state = self.program.init(obs, spec.max_episode_steps)
+    def start(self, obs: np.ndarray, horizon: int | None) -> None:
+        """First states; `horizon` is the time limit for which replay buffers have room."""
+        self.state = self.program.init(obs, horizon)
         self.initial = dense_masks(self.state)
         self.metrics = self.program.no_metrics(self.state)
 

@@ -109,14 +109,14 @@ def env_spec(settings: Settings) -> envs.EnvSpec:
     options = settings.env_options
     try:
         if settings.env_backend in envs.DEVICE_BACKENDS:
-            return envs.make_device(settings.env, settings.env_backend, **options).spec
+            with envs.failures_of(settings.env, ValueError, ImportError):
+                return envs.make_device(settings.env, settings.env_backend, **options).spec
         host = envs.make_host(settings.env, 1, settings.env_backend, **options)
     except (ValueError, ImportError) as error:
         text = f"--env={settings.env} with --env_backend={settings.env_backend}: {error}"
         raise SettingError(text) from error
-    except envs.RAISED as error:
-        envs.check_interrupted(error)
-        raise SettingError(f"--env={settings.env}: {envs.describe(error)}") from error
+    except envs.EnvironmentFailure as failure:
+        raise SettingError(f"--env={settings.env}: {envs.describe(failure.error)}") from failure
     host.close()
     return host.spec
 

@@ -68,9 +68,11 @@ class HostLoop:
         pipeline: bool = True,
         asks: bool | None = None,
         only: Sequence[int] | None = None,
+        limited: bool = True,
     ):
         """`asks`: whether programs ask the host; None: if they can. `only`: positions of lanes;
-        groups without any of them are left out, the others are what they are with all lanes."""
+        groups without any of them are left out, the others are what they are with all lanes.
+        `limited`: False where the environment had no time limit when the run began."""
         parts = plan.parts(config, lanes)
         if len(parts) == 1:
             parts = plan.groups(parts[0])
@@ -98,7 +100,7 @@ class HostLoop:
                 obs = envs.reset(first)
             except EnvironmentFailure as failure:
                 raise explain(failure, group.program.lanes, config.num_envs, "reset") from failure
-            group.start(self._by_lane(obs), envs.spec)
+            group.start(self._by_lane(obs), envs.spec.max_episode_steps if limited else None)
         asks = host_callback.available() if asks is None else asks
         self._asking = host_callback.Asking(self._groups, self._envs, pipeline) if asks else None
 
@@ -245,7 +247,7 @@ class _DeviceGroup(Group):
 
         lane_seeds = jnp.asarray([lane.seed for lane in self.program.lanes], jnp.int32)
         self.env_state = jax.jit(jax.vmap(begin))(lane_seeds)
-        self.start(np.asarray(self.env_state.obs), env.spec)
+        self.start(np.asarray(self.env_state.obs), env.spec.max_episode_steps)
         self._plain = jax.jit(self._plain_steps, static_argnums=3, donate_argnums=0)
         self._event = jax.jit(self._event_step, static_argnums=2, donate_argnums=0)
 

@@ -124,7 +124,8 @@ def _check_directory(logdir: Path) -> None:
         raise SettingError(f"--logdir={logdir}: {error}") from error
     if taken:
         raise SettingError(
-            f"{logdir} already holds a run: continue it with --resume, or choose another --logdir"
+            f"{logdir} already holds a run: continue it with rlx2 resume, or choose another "
+            f"--logdir"
         )
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise SettingError(

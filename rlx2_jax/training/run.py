@@ -145,14 +145,52 @@ def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool =
     )
 
 
-def resume_flags(run: Run, directory: Path) -> str:
-    """The flags that continue a run, as a shell takes them."""
+def with_time_limit(run: Run, steps: int) -> Run:
+    """The run with a time limit of `steps` for its environment, which must have none so far.
+
+    Raises:
+      RunError: the environment has another one, so that results would change.
+    """
+    limit = envs.time_limit(run.backend, steps)
+    limited = dataclasses.replace(run, env_options=run.env_options | limit)
+    if limited == run:
+        return run
+    before = _environment_spec(run).max_episode_steps
+    if before is not None:
+        raise RunError(
+            f"--max_episode_steps={steps}: episodes of this run end after {before:,} steps, which "
+            f"cannot be changed: leave the flag out, or start a new run"
+        )
+    return limited
+
+
+def without_time_limit(run: Run) -> Run:
+    """The run as it was before `with_time_limit`."""
+    names = envs.time_limit(run.backend, 1)
+    options = {k: v for k, v in run.env_options.items() if k not in names}
+    return dataclasses.replace(run, env_options=options)
+
+
+def _environment_spec(run: Run) -> envs.EnvSpec:
+    try:
+        if run.backend in envs.DEVICE_BACKENDS:
+            return _guarded(run, envs.make_device, run.env, run.backend).spec
+        host = _guarded(run, envs.make_host, run.env, 1, run.backend)
+    except EnvironmentFailure as failure:
+        raise RunError(str(failure)) from failure
+    host.close()
+    return host.spec
+
+
+def resume_command(run: Run, directory: Path) -> str:
+    """The command that continues a run, as a shell takes it."""
     try:
         envs.check_import(run.env, run.env_options, allow=False)
         consent = ""
     except ValueError:
         consent = " --allow_imports"
-    return f"--resume --logdir={shlex.quote(str(directory))}{consent}"
+    flag = "--logdir=" if str(directory).startswith("-") else ""
+    return f"rlx2 resume {flag}{shlex.quote(str(directory))}{consent}"
 
 
 def label(lane: Lane, index: int) -> str:
@@ -161,11 +199,18 @@ def label(lane: Lane, index: int) -> str:
 
 
 def make_loop(
-    run: Run, lanes: Sequence[Lane], directory: Path, only: Sequence[int] | None = None
+    run: Run,
+    lanes: Sequence[Lane],
+    directory: Path,
+    only: Sequence[int] | None = None,
+    *,
+    limited: bool = True,
 ) -> HostLoop | DeviceLoop:
     """The loop of the run's backend; files that lanes name are relative to `directory`.
 
-    `only`: positions of lanes; groups that have none of them are left out.
+    Args:
+      only: positions of lanes; groups that have none of them are left out.
+      limited: False where the environment's time limit was added after the run began.
 
     Raises:
       LaneFailure: an environment could not be made or reset.
@@ -177,20 +222,15 @@ def make_loop(
             return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes, only=only)
         make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
         options = {"episodes": run.episodes, "pipeline": run.pipeline, "only": only}
-        return HostLoop(run.config, list(lanes), make, **options)
+        return HostLoop(run.config, list(lanes), make, **options, limited=limited)
     except EnvironmentFailure as failure:
         raise LaneFailure(f"set-up: {failure}") from failure
 
 
 def _guarded(run: Run, make: Any, *args: Any) -> Any:
     """Calls a backend; converts anything that an environment's constructor raises."""
-    try:
+    with envs.failures_of(run.env, ImportError):
         return make(*args, **run.env_options)
-    except (EnvironmentFailure, ImportError):
-        raise
-    except envs.RAISED as error:
-        envs.check_interrupted(error)
-        raise EnvironmentFailure(run.env, None, error) from error
 
 
 def with_paths(lane: Lane, directory: Path) -> Lane:

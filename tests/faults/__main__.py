@@ -54,7 +54,7 @@ def main(given: list[str] | None = None) -> int:
                     found[name] = part(attack, options)
                     print(report.summary(name, found[name]) + "\n", flush=True)
         if options.memory:
-            peaks = [memory.measure(size, scratch, cache.resolve()) for size in memory.SIZES]
+            peaks = [memory.measure(*size, scratch, cache.resolve()) for size in memory.SIZES]
             print(f"== memory\n{memory.table(peaks)}")
     report.save(Path(options.json), found, {"memory": [x._asdict() for x in peaks]})
     bad = [x for outcomes in found.values() for x in outcomes if not x.good]

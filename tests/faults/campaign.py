@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rlx2_jax.kernels import native
+
 from . import cases, inject
 from .cases import CASES, Reference
 from .process import Pool
@@ -19,6 +21,7 @@ class Campaign:
         self.scratch, self.jobs = scratch.resolve(), jobs
         self.scratch.mkdir(parents=True, exist_ok=True)
         cache.mkdir(parents=True, exist_ok=True)
+        native.execution()  # compiles the kernels once: no case waits for that
         self.pool = Pool(self.scratch, cache.resolve(), inject.build(self.scratch), jobs)
         self._references: dict[str, Reference] = {}
 

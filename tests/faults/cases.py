@@ -86,7 +86,7 @@ class Reference:
     @property
     def patience(self) -> float:
         """Seconds after which another run of the case counts as hung."""
-        return max(120.0, 10 * self.ended.seconds)
+        return max(300.0, 10 * self.ended.seconds)
 
 
 def reference(case: Case, server: Server, store: Path, *, warm: bool = True) -> Reference:

@@ -13,6 +13,7 @@ from .process import Ended, Pool, Server
 from .report import Outcome, Verdict
 
 ANSWER = 5.0  # seconds of work that a dry run may take, imports left out
+HUNG = 240.0  # seconds by the clock, on a busy machine
 PATIENCE = 90.0  # seconds after which a run that shows no metrics is asked to stop
 STOPPING = 240.0  # seconds for that: compiling a large program cannot be interrupted
 LARGE = 3e9  # bytes: runs that need more start one at a time
@@ -55,7 +56,7 @@ def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
 
 def _judge(trial: Trial, server: Server, directory: Path) -> tuple[str, Verdict]:
     arguments = [*trial.flags, "--dry_run"]
-    ended = server.run("experiments.train", arguments, directory, timeout=PATIENCE, stay=True)
+    ended = server.run("experiments.train", arguments, directory, timeout=HUNG, stay=True)
     wrong = cases.complaint(ended)
     if wrong is None and ended.work > ANSWER:
         wrong = f"slow ({ended.work:.1f} s)"

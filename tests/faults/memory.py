@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from .process import ROOT, environment
 
-SIZES = (2_000_000, 8_000_000)
+# Form of the lanes, and transitions that each buffer holds.
+SIZES = (("masked", 2_000_000), ("masked", 8_000_000), ("compact", 2_000_000))
 LANES = 4
 TOLERANCE = 0.15
 COMPILER = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
@@ -22,6 +23,7 @@ SAVING = 4.0  # seconds that saves are watched
 class Peaks(NamedTuple):
     """Bytes of resident memory, at most, in each phase."""
 
+    form: str
     capacity: int
     estimate: float
     start: int  # until the first checkpoint begins
@@ -35,10 +37,12 @@ class Peaks(NamedTuple):
         return abs(self.estimate / peak - 1) <= TOLERANCE
 
 
-def _flags(capacity: int, directory: Path) -> list[str]:
+def _flags(form: str, capacity: int, directory: Path) -> list[str]:
+    hidden, batch = {"masked": ("32,32", 32), "compact": ("256,256", 256)}[form]
     return [
         f"--logdir={directory}", "--method=rlx2", f"--seeds={LANES}", f"--chunk={LANES}",
-        f"--capacity={capacity}", "--hidden=32,32", "--batch_size=32", "--steps=6000",
+        f"--execution={form}", "--actor_sparsity=0.9", "--critic_sparsity=0.9",
+        f"--capacity={capacity}", f"--hidden={hidden}", f"--batch_size={batch}", "--steps=6000",
         "--warmup=500", "--eval_interval=6000", "--metrics_interval=1000",
         "--checkpoint_interval=1500", "--episodes=1",
     ]  # fmt: skip
@@ -105,27 +109,29 @@ def _watch(arguments: list[str], directory: Path, variables: dict[str, str]) -> 
     return start or peak, peak
 
 
-def measure(capacity: int, scratch: Path, cache: Path) -> Peaks:
+def measure(form: str, capacity: int, scratch: Path, cache: Path) -> Peaks:
     """Starts, saves, stops and resumes a run with buffers of `capacity`."""
-    directory = scratch / f"memory-{capacity}"
+    directory = scratch / f"memory-{form}-{capacity}"
     shutil.rmtree(directory, ignore_errors=True)
     # With XLA's own flags and an empty cache, as a user has them: compiling takes most.
     variables = {k: v for k, v in environment(cache).items() if k not in COMPILER}
-    arguments = _flags(capacity, directory)
+    arguments = _flags(form, capacity, directory)
     guess = estimate(arguments, variables)
     start, save = _watch(arguments, directory, variables)
     again = _watch(["--resume", f"--logdir={directory}"], directory, variables)
     shutil.rmtree(directory, ignore_errors=True)
-    return Peaks(capacity, guess, start, save, max(again))
+    return Peaks(form, capacity, guess, start, save, max(again))
 
 
 def table(found: list[Peaks]) -> str:
     """Peaks in GB and as a share of the estimate."""
-    lines = [f"{'capacity':>12} {'estimate':>10} {'start':>16} {'save':>16} {'resume':>16}"]
+    lines = [
+        f"{'form':>8} {'capacity':>12} {'estimate':>10} {'start':>16} {'save':>16} {'resume':>16}"
+    ]
     for x in found:
         peaks = [f"{p / 1e9:8.2f} ({p / x.estimate:4.2f}x)" for p in (x.start, x.save, x.resume)]
         lines.append(
-            f"{LANES} x {x.capacity:>8,} {x.estimate / 1e9:>7.2f} GB " + " ".join(peaks)
+            f"{x.form:>8} {LANES} x {x.capacity:>8,} {x.estimate / 1e9:>7.2f} GB " + " ".join(peaks)
             + ("" if x.good else f"  FAILURE: not within {TOLERANCE:.0%}")
         )  # fmt: skip
     return "\n".join(lines)

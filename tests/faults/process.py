@@ -22,6 +22,7 @@ QUICK = (
     "--xla_cpu_use_fusion_emitters=false"
 )
 TIMEOUT = 180.0
+STARTING = 600.0  # seconds that a server's imports may take on a busy machine
 
 
 class Ended(NamedTuple):
@@ -72,6 +73,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            bufsize=0,  # `select` does not see a second line that a buffer has already taken
         )
 
     def run(
@@ -98,7 +100,7 @@ class Server:
         request = {"module": module, "arguments": list(arguments), "rule": rule, **names}
         request["stay"] = stay
         self._send({**request, "directory": str(directory)})
-        pid, code, work = self._receive(TIMEOUT)["pid"], None, 0.0
+        pid, code, work = self._receive(STARTING)["pid"], None, 0.0
         began = time.monotonic()
         pending = sorted(signals)
         while code is None:
