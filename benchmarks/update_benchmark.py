@@ -11,9 +11,10 @@ import numpy as np
 from rlx2_jax import config as configs
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import plan, segments
-from rlx2_jax.training.lane import LaneState, Outcome
+from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.program import Program, plain_lanes, step_lanes
 from rlx2_jax.training.segments import Dues
+from rlx2_jax.types import TimeStep
 
 HOPPER = (11, 3)
 
@@ -80,19 +81,19 @@ class Scanned:
         shape = (997, len(parts[0].lanes), config.num_envs, config.obs_dim)
         seen = jax.random.normal(jax.random.key(0), shape)
 
-        def outcome(t: jax.Array) -> Outcome:
+        def after(t: jax.Array) -> TimeStep:
             obs = seen[t % len(seen)]
             ends = jnp.zeros(obs.shape[:2], bool)
-            return Outcome(obs, obs, obs[..., 0], ends, ends)
+            return TimeStep(obs, obs, obs[..., 0], ends, ends)
 
         def run(
             state: LaneState, hyper: configs.Hyper, first: jax.Array, learn: bool, length: int
         ) -> LaneState:
             def plain(state: LaneState, t: jax.Array, dues: Dues, active: Any) -> LaneState:
-                return plain_lanes(state, outcome(t), t, hyper, config, dues, active)[0]
+                return plain_lanes(state, after(t), t, hyper, config, dues, active)[0]
 
             def event(state: LaneState, t: jax.Array) -> LaneState:
-                return step_lanes(state, outcome(t), t, hyper, config, learn)[0]
+                return step_lanes(state, after(t), t, hyper, config, learn)[0]
 
             last = first + length - 1
             return segments.all_steps(state, first - 1, last, config, learn, plain, event)

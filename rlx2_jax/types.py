@@ -1,10 +1,11 @@
-"""The data that flows between modules: transitions, n-step batches, networks."""
+"""The data that flows between modules: time steps, transitions, n-step batches, networks."""
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -12,20 +13,37 @@ Masks = Any  # the same pytree, boolean
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]  # low and high of each component
 
 
-class Transition(NamedTuple):
-    """One environment step. Leading axes are free; `buffer.add` takes `[envs, ...]` or none.
+AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
-    `next_obs` is the observation that the action really led to (the final one at an episode's
-    end), `mean` the noise-free action of the policy that acted, or None where it is not kept.
+
+class TimeStep(NamedTuple, Generic[AnyArray]):
+    """What environments return for an action, on the host (NumPy) and on the device (JAX).
+
+    Leading axes are free: none for one device environment, `[E]` for E host environments,
+    `[lanes, envs]` in training loops. An episode that ended has already been restarted: `next_obs`
+    and `obs` differ exactly there. Learn from `next_obs`, act on `obs`.
     """
 
-    obs: Array  # [obs]
+    next_obs: AnyArray  # f32[obs]: where the action led; at an episode's end, its last observation
+    obs: AnyArray  # f32[obs]: the one to act on next; after an episode's end, a new one's first
+    reward: AnyArray  # f32[]
+    terminated: AnyArray  # bool[]: the task ended, its value beyond is 0; may come with truncated
+    truncated: AnyArray  # bool[]: the time limit ended the episode; bootstrap from `next_obs`
+
+
+class Transition(NamedTuple):
+    """One environment step as replay stores it: a `TimeStep` and the action that led to it.
+
+    Leading axes are free; `buffer.add` takes `[envs, ...]` or none.
+    """
+
+    obs: Array  # [obs]: what the action was chosen for
     action: Array  # [act], in [-1, 1]
     reward: Array  # []
-    next_obs: Array  # [obs]
-    terminated: Array  # [] bool: the episode ended in the task, nothing follows
-    truncated: Array  # [] bool: the episode was cut, the state has a value
-    mean: Array | None = None  # [act]
+    next_obs: Array  # [obs]: of the `TimeStep`, as are the other fields without a comment
+    terminated: Array  # [] bool
+    truncated: Array  # [] bool
+    mean: Array | None = None  # [act]: the policy's noise-free action; None: not kept
 
 
 class Batch(NamedTuple):

@@ -20,6 +20,7 @@ from rlx2_jax.kernels import layout, native
 from rlx2_jax.networks import convert
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training import guards, lane, plan
+from rlx2_jax.types import TimeStep
 
 # SET has random scores; the others have different live links in every layer (padding) or dates.
 LANES = (
@@ -213,11 +214,11 @@ def whole_step(lanes: int):
     hypers = stack([config.hyper(cfg, one) for one in made])
     state = jax.eval_shape(lambda: stack([lane.init(cfg, one, jnp.zeros((1, 4))) for one in made]))
     obs, ends = jnp.zeros((lanes, 1, 4)), jnp.zeros((lanes, 1), bool)
-    outcome = lane.Outcome(obs, obs, obs[..., 0], ends, ends)
+    after = TimeStep(obs, obs, obs[..., 0], ends, ends)
 
     def step(state, t):
         one = lambda s, o, h: lane.step(s, o, t, cfg, h, learn=True)[0]  # noqa: E731
-        return jax.vmap(one)(state, outcome, hypers)
+        return jax.vmap(one)(state, after, hypers)
 
     return step, state
 

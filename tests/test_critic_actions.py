@@ -26,7 +26,7 @@ from rlx2_jax.training import lane, launch
 from rlx2_jax.training.evaluate import DeviceEvaluator
 from rlx2_jax.training.program import Program
 from rlx2_jax.training.run import Run, RunError, read_run
-from rlx2_jax.types import Network
+from rlx2_jax.types import Network, TimeStep
 
 pytestmark = pytest.mark.fast
 
@@ -141,9 +141,9 @@ def test_bounds_of_one_change_nothing(algo):
         own = Lane()
         obs, ends = jnp.zeros((1, 4)), jnp.zeros(1, bool)
         state = jax.eval_shape(lambda: lane.init(cfg, own, obs))
-        outcome = lane.Outcome(obs, obs, jnp.zeros(1), ends, ends)
+        after = TimeStep(obs, obs, jnp.zeros(1), ends, ends)
         step = lambda s, o, t: lane.step(s, o, t, cfg, config.hyper(cfg, own), learn=True)  # noqa: E731
-        return jax.jit(step).lower(state, outcome, jnp.int32(1)).as_text()
+        return jax.jit(step).lower(state, after, jnp.int32(1)).as_text()
 
     unit = program()
     assert program(**ones, critic_actions="environment") == unit

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlx2_jax import envs
-from rlx2_jax.envs.base import Step
 from rlx2_jax.envs.probes import PROBES
+from rlx2_jax.types import TimeStep
 
 pytestmark = pytest.mark.fast
 
@@ -48,17 +48,17 @@ TABLES = {
 }
 
 
-def host_rollout(name: str) -> tuple[np.ndarray, Step]:
+def host_rollout(name: str) -> tuple[np.ndarray, TimeStep]:
     """Observations acted on f32[T, 2, 1] and the steps, stacked over time."""
     tasks = envs.make_host(f"rlx2_jax/{name}-v0", 2)
     acted, steps = [tasks.reset([0, 1])], []
     for _ in range(STEPS):
         steps.append(tasks.step(np.zeros((2, 1), np.float32)))
         acted.append(steps[-1].obs)
-    return np.stack(acted[:-1]), Step(*(np.stack(field) for field in zip(*steps)))
+    return np.stack(acted[:-1]), TimeStep(*(np.stack(field) for field in zip(*steps)))
 
 
-def device_rollout(name: str) -> tuple[np.ndarray, Step]:
+def device_rollout(name: str) -> tuple[np.ndarray, TimeStep]:
     """The same from the device form, vmapped and scanned."""
     env = envs.make_device(f"rlx2_jax/{name}-v0")
 
@@ -68,7 +68,7 @@ def device_rollout(name: str) -> tuple[np.ndarray, Step]:
 
     start = jax.vmap(env.reset)(jax.random.split(jax.random.PRNGKey(0), 2))
     acted, step = jax.lax.scan(body, start, None, STEPS)[1]
-    return np.asarray(acted), Step(*(np.asarray(field) for field in step))
+    return np.asarray(acted), TimeStep(*(np.asarray(field) for field in step))
 
 
 ROLLOUTS = {"host": host_rollout, "device": device_rollout}
@@ -83,8 +83,7 @@ def test_hand_worked_tables(backend, name):
             seen = (acted[t, env, 0], step.next_obs[t, env, 0], step.obs[t, env, 0])
             seen += (step.reward[t, env], step.terminated[t, env], step.truncated[t, env])
             assert seen == row, f"step {t} of environment {env}"
-    assert step.valid.all()
-    assert [np.asarray(field).dtype for field in step] == ["f4", "f4", "f4", "?", "?", "?"]
+    assert [np.asarray(field).dtype for field in step] == ["f4", "f4", "f4", "?", "?"]
 
 
 def test_values_by_hand():

@@ -11,7 +11,7 @@ from programs import equations
 
 from rlx2_jax import config
 from rlx2_jax.training import lane
-from rlx2_jax.training.lane import Outcome
+from rlx2_jax.types import TimeStep
 
 STEPS = 60
 
@@ -22,12 +22,12 @@ def make(algo: str = "td3", **fields):
     )
 
 
-def outcome(lanes: int, t: jax.Array) -> Outcome:
-    """Random outcomes, equal for all lanes, with both kinds of ends."""
+def time_step(lanes: int, t: jax.Array) -> TimeStep:
+    """Random time steps, equal for all lanes, with both kinds of ends."""
     keys = jax.random.split(jax.random.fold_in(jax.random.key(9), t), 4)
     obs = jax.random.normal(keys[0], (1, 4))
     ends = jax.random.bernoulli(keys[1], 0.1, (1,)), jax.random.bernoulli(keys[2], 0.1, (1,))
-    one = Outcome(obs, obs + 0.5, jax.random.normal(keys[3], (1,)), *ends)
+    one = TimeStep(obs, obs + 0.5, jax.random.normal(keys[3], (1,)), *ends)
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), one)
 
 
@@ -35,7 +35,7 @@ def stepper(cfg: config.Config, hypers, learn: bool):
     def step(state, t):
         lanes = state.seed.shape[0]
         one = lambda s, o, h: lane.step(s, o, t, cfg, h, learn=learn)  # noqa: E731
-        return jax.vmap(one)(state, outcome(lanes, t), hypers)
+        return jax.vmap(one)(state, time_step(lanes, t), hypers)
 
     return step
 

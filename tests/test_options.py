@@ -14,6 +14,7 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.options import NEVER, Option
 from rlx2_jax.training import lane
+from rlx2_jax.types import TimeStep
 
 pytestmark = pytest.mark.fast
 
@@ -104,6 +105,6 @@ def test_never_fits_the_programs_counters(algo):
     own = Lane(t0=NEVER, t_end=NEVER, buffer_interval=NEVER, seed=NEVER)
     obs, ends = jnp.zeros((1, 3)), jnp.zeros(1, bool)
     state = lane.init(cfg, own, obs)
-    outcome = lane.Outcome(obs, obs, jnp.zeros(1), ends, ends)
+    after = TimeStep(obs, obs, jnp.zeros(1), ends, ends)
     step = functools.partial(lane.step, config=cfg, hyper=config.hyper(cfg, own), learn=True)
-    jax.eval_shape(step, state, outcome, jax.ShapeDtypeStruct((), jnp.int32))
+    jax.eval_shape(step, state, after, jax.ShapeDtypeStruct((), jnp.int32))

@@ -12,11 +12,11 @@ from lanes import assert_equal, setting
 from rlx2_jax import config
 from rlx2_jax.agents.common import Due
 from rlx2_jax.envs.base import EnvSpec
-from rlx2_jax.envs.device import DeviceEnv, DeviceStep, EnvState
+from rlx2_jax.envs.device import DeviceEnv, EnvState
 from rlx2_jax.kernels import native
 from rlx2_jax.training import functional, host_callback, lane, program, segments
-from rlx2_jax.training.lane import Outcome
 from rlx2_jax.training.loop import DeviceLoop
+from rlx2_jax.types import TimeStep
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The algorithm, the form, updates per step.
@@ -101,12 +101,12 @@ class Still:
                 key = jax.random.key_data(key)
             return EnvState(jnp.float32(0), jnp.zeros(4), key, jnp.int32(0))
 
-        def step(state: EnvState, action: jax.Array) -> tuple[EnvState, DeviceStep]:
+        def step(state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep]:
             obs = 0.9 * state.obs + 0.1 * jnp.sum(action) + jnp.arange(4.0) / 10
             new = state._replace(obs=obs, elapsed=state.elapsed + 1)
             no = jnp.bool_(False)
             cut = new.elapsed % 8 == 0
-            return new, DeviceStep(obs, obs, -jnp.sum(obs**2), no, cut, ~no)
+            return new, TimeStep(obs, obs, -jnp.sum(obs**2), no, cut)
 
         return DeviceEnv(self.spec, reset, step)
 
@@ -165,7 +165,7 @@ def host_program(algo: str, form: str, updates: int):
     return (
         own,
         state,
-        Outcome(jnp.zeros((2, 1, 4)), jnp.ones((2, 1, 4)), jnp.ones((2, 1)), ends, ends),
+        TimeStep(jnp.zeros((2, 1, 4)), jnp.ones((2, 1, 4)), jnp.ones((2, 1)), ends, ends),
     )
 
 
@@ -185,10 +185,10 @@ def test_the_loop_that_calls_the_host_has_no_branch(algo, form, updates):
 @pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
 def test_a_plain_step_dispatched_by_the_host_has_no_branch(algo, form, updates, platform):
     need_kernels(form)
-    own, state, outcome = host_program(algo, form, updates)
+    own, state, after = host_program(algo, form, updates)
     for dues in {(), *segments.phases(own.config, True)}:
         step = functools.partial(program.plain_lanes, config=own.config, dues=dues)
-        text = lowered(step, platform, state, outcome, jnp.int32(20), own.hyper)
+        text = lowered(step, platform, state, after, jnp.int32(20), own.hyper)
         assert branches(text) == {"loops": 0, "conditionals": 0}
 
 
@@ -275,11 +275,11 @@ def test_a_step_that_is_not_active_changes_nothing(algo, form):
     own = lanes_of(form, 1)[0]
     state, hyper = lane.init(cfg, own, jnp.zeros((1, 4))), config.hyper(cfg, own)
     ends = jnp.ones(1, bool)
-    outcome = Outcome(jnp.ones((1, 4)), jnp.ones((1, 4)), jnp.ones(1), ~ends, ends)
+    after = TimeStep(jnp.ones((1, 4)), jnp.ones((1, 4)), jnp.ones(1), ~ends, ends)
     dues = (Due(True, True, False, False),)
     step = jax.jit(
         lambda state, t, active: lane.plain_step(
-            state, outcome, t, cfg, hyper, dues=dues, active=active
+            state, after, t, cfg, hyper, dues=dues, active=active
         )[0]
     )
     for t in range(10, 14):

@@ -9,8 +9,8 @@ import pytest
 
 from rlx2_jax import config
 from rlx2_jax.training import weights
-from rlx2_jax.training.lane import Outcome
 from rlx2_jax.training.program import Program, unstack
+from rlx2_jax.types import TimeStep
 
 CFG = config.make(
     "td3",
@@ -38,8 +38,8 @@ def train(lanes: list[config.Lane], steps: int):
     for t in range(1, steps + 1):
         obs = rng.normal(size=(*shape, 4)).astype(np.float32)
         ends = np.zeros(shape, bool)
-        outcome = Outcome(obs, obs, obs[..., 0], ends, ends)  # pyright: ignore[reportArgumentType]
-        state, _ = program.step(state, outcome, t)
+        after = TimeStep(obs, obs, obs[..., 0], ends, ends)
+        state, _ = program.step(state, after, t)
     return first, state.agent
 
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from rlx2_jax.types import TimeStep
+
 MAX_SEED = 2**31 - 1
 # What a task may raise: some call sys.exit, and viewers raise KeyboardInterrupt. Whoever catches it
 # calls `check_interrupted` first.
@@ -31,21 +33,6 @@ class EnvSpec(NamedTuple):
     action_high: tuple[float, ...] | None = None  # None: 1 of each component
 
 
-class Step(NamedTuple):
-    """The result of one step of E environments: fresh arrays, not to be modified.
-
-    An episode that ended is restarted at once, so `next_obs` and `obs` differ exactly there:
-    learn from `next_obs`, act on `obs`. Both ends may fall on one step.
-    """
-
-    next_obs: np.ndarray  # f32[E, obs]: where the action led, an episode's last one included
-    obs: np.ndarray  # f32[E, obs]: the one to act on next, fresh after an episode's end
-    reward: np.ndarray  # f32[E]
-    terminated: np.ndarray  # bool[E]: the task ended; its value beyond is 0
-    truncated: np.ndarray  # bool[E]: the time limit cut in; bootstrap from `next_obs`
-    valid: np.ndarray  # bool[E]: False where no transition was made; do not store it
-
-
 class HostEnvs(Protocol):
     """E environments stepped together on the host; each depends on its own seed only."""
 
@@ -60,11 +47,12 @@ class HostEnvs(Protocol):
         """
         ...
 
-    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> TimeStep[np.ndarray]:
         """Steps with actions [E, act] in [-1, 1], which are scaled to the task's bounds.
 
-        Environments where `active` (bool[E]; all, if not given) is False stay as they are, their
-        rows are not `valid`. Raises `EnvironmentFailure` after the others have been stepped.
+        Returns fresh arrays `[E, ...]`, not to be modified. Environments where `active` (bool[E];
+        all, if not given) is False stay as they are: their rows have no reward and do not end.
+        Raises `EnvironmentFailure` after the others have been stepped.
         """
         ...
 
@@ -89,16 +77,13 @@ class EnvironmentFailure(Exception):
     Attributes:
       index: which of the E environments, or None if unknown.
       error: the exception.
-      step: what the others gave on that step (the failed one not `valid`, and truncated), or
-        None. A state saved now is consistent with it and begins a new episode for the failed one.
+
+    A state saved afterwards begins a new episode for the environment that failed.
     """
 
-    def __init__(
-        self, env_id: str, index: int | None, error: BaseException, step: Step | None = None
-    ):
+    def __init__(self, env_id: str, index: int | None, error: BaseException):
         self.index = index
         self.error = error
-        self.step = step
         where = "" if index is None else f" {index}"
         super().__init__(f"environment{where} ({env_id}) raised {describe(error)}")
 

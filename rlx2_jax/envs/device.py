@@ -11,6 +11,7 @@ from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 
 from rlx2_jax.envs.base import EnvSpec
+from rlx2_jax.types import TimeStep
 
 
 class EnvState(NamedTuple):
@@ -22,17 +23,6 @@ class EnvState(NamedTuple):
     elapsed: jax.Array  # i32[]: steps taken in this episode
 
 
-class DeviceStep(NamedTuple):
-    """What one step of one environment gave: the fields of `base.Step` without its axis E."""
-
-    next_obs: jax.Array  # f32[obs]
-    obs: jax.Array  # f32[obs]
-    reward: jax.Array  # f32[]
-    terminated: jax.Array  # bool[]
-    truncated: jax.Array  # bool[]
-    valid: jax.Array  # bool[], always True
-
-
 @dataclass(frozen=True)
 class DeviceEnv:
     """A task on the device.
@@ -40,13 +30,13 @@ class DeviceEnv:
     Attributes:
       spec: sizes and time limit.
       reset: key -> EnvState. Starts an environment; all of its episodes derive from the key.
-      step: (EnvState, action f32[act] in [-1, 1]) -> (EnvState, DeviceStep). Restarts an
+      step: (EnvState, action f32[act] in [-1, 1]) -> (EnvState, TimeStep). Restarts an
         episode that ended, from a fresh key each time.
     """
 
     spec: EnvSpec
     reset: Callable[[jax.Array], EnvState]
-    step: Callable[[EnvState, jax.Array], tuple[EnvState, DeviceStep]]
+    step: Callable[[EnvState, jax.Array], tuple[EnvState, TimeStep[jax.Array]]]
 
 
 def from_functions(
@@ -75,7 +65,7 @@ def from_functions(
             key = jax.random.key_data(key)
         return begin(key)
 
-    def advance(state: EnvState, action: jax.Array) -> tuple[EnvState, DeviceStep]:
+    def advance(state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep[jax.Array]]:
         task, obs, reward, terminated = step(state.task, action)
         # A task may hand back Python numbers; as part of a scan's carry its types must not move.
         task = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.task, task)
@@ -86,8 +76,7 @@ def from_functions(
             truncated = elapsed >= spec.max_episode_steps
         moved = EnvState(task, obs, state.key, elapsed)
         state = _restart(begin)(terminated | truncated, moved)
-        valid = jnp.bool_(True)
-        return state, DeviceStep(obs, state.obs, _f32(reward), terminated, truncated, valid)
+        return state, TimeStep(obs, state.obs, _f32(reward), terminated, truncated)
 
     return DeviceEnv(spec, first, advance)
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from rlx2_jax.envs.base import (
     EnvironmentFailure,
-    Step,
     check_seeds,
     freeze,
     fresh_seeds,
     unknown_id,
 )
 from rlx2_jax.envs.spaces import Boxes, check_limit
+from rlx2_jax.types import TimeStep
 
 try:
     import envpool
@@ -70,9 +70,8 @@ class EnvPoolEnvs:
         self._steps[:] = 0
         return self._open(self._seeds)
 
-    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
-        valid = self._all if active is None else np.array(active, bool)
-        rows = np.flatnonzero(valid).astype(np.int32)
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> TimeStep[np.ndarray]:
+        rows = np.flatnonzero(self._all if active is None else active).astype(np.int32)
         next_obs = self._obs.copy()
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
@@ -92,7 +91,7 @@ class EnvPoolEnvs:
             obs = next_obs.copy()
             self._begin(obs, ended)
         self._obs = freeze(obs)
-        return Step(freeze(next_obs), obs, reward, terminated, truncated, valid)
+        return TimeStep(freeze(next_obs), obs, reward, terminated, truncated)
 
     def state(self) -> dict[str, np.ndarray]:
         return {"seed": np.array(self._seeds, np.int64), "steps": self._steps.copy()}

@@ -19,7 +19,6 @@ from rlx2_jax.envs import snapshot
 from rlx2_jax.envs.base import (
     RAISED,
     EnvironmentFailure,
-    Step,
     check_interrupted,
     check_seeds,
     describe,
@@ -29,6 +28,7 @@ from rlx2_jax.envs.base import (
     unknown_id,
 )
 from rlx2_jax.envs.spaces import Boxes, check_limit
+from rlx2_jax.types import TimeStep
 
 
 class GymnasiumEnvs:
@@ -63,7 +63,6 @@ class GymnasiumEnvs:
         self._steps = [0] * num_envs  # in the episodes before this one
         self._elapsed = [0] * num_envs  # in this episode; -1 once an environment has failed
         self._obs = freeze(np.zeros((num_envs, self._boxes.obs_dim), np.float32))
-        self._all = freeze(np.ones(num_envs, bool))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         self._seeds = check_seeds(seeds, self.num_envs)
@@ -71,10 +70,9 @@ class GymnasiumEnvs:
         self._steps = [0] * self.num_envs
         return self._begin_all(self._seeds)
 
-    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> TimeStep[np.ndarray]:
         elapsed, limit = self._elapsed, self._limit
         actions = self._boxes.scale(actions)
-        valid = self._all if active is None else np.array(active, bool)
         next_obs = self._obs.copy()
         rows = next_obs.reshape(self.num_envs, *self._boxes.obs_shape)
         reward = np.zeros(self.num_envs, np.float32)
@@ -97,18 +95,14 @@ class GymnasiumEnvs:
             if done or cut:
                 terminated[i], truncated[i] = done, cut
                 ended.append(i)
-        if failed:
-            valid = valid.copy()
-            valid[list(failed)], truncated[list(failed)] = False, True
         obs = next_obs
         if ended:
             obs = next_obs.copy()
             failed |= self._begin(obs, ended)
         self._obs = freeze(obs)
-        step = Step(freeze(next_obs), obs, reward, terminated, truncated, valid)
         if failed:
-            raise self._failure(failed, step)
-        return step
+            raise self._failure(failed)
+        return TimeStep(freeze(next_obs), obs, reward, terminated, truncated)
 
     def state(self) -> dict[str, np.ndarray]:
         arrays = {
@@ -153,7 +147,7 @@ class GymnasiumEnvs:
         """Starts every random stream and a first episode; returns f32[E, obs]."""
         obs = np.zeros_like(self._obs)
         if failed := self._begin(obs, range(self.num_envs), seeds):
-            raise self._failure(failed, None)
+            raise self._failure(failed)
         self._obs = freeze(obs)
         return self._obs
 
@@ -177,12 +171,12 @@ class GymnasiumEnvs:
             self._elapsed[i] = 0
         return failed
 
-    def _failure(self, failed: dict[int, BaseException], step: Step | None) -> EnvironmentFailure:
+    def _failure(self, failed: dict[int, BaseException]) -> EnvironmentFailure:
         """The error to raise; states saved later start new episodes where it failed."""
         for i in failed:
             self._elapsed[i] = -1
         index, error = next(iter(failed.items()))
-        failure = EnvironmentFailure(self._id, index, error, step)
+        failure = EnvironmentFailure(self._id, index, error)
         failure.__cause__ = error
         return failure
 

@@ -65,9 +65,8 @@ def _batch(
     total, length = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
     for _ in range(LONGEST):
         step = tasks.step(act(obs), active)
-        counted = active & step.valid
-        total += np.where(counted, step.reward, 0.0)
-        length += counted
+        total += np.where(active, step.reward, 0.0)
+        length += active
         ended = active & (step.terminated | step.truncated)
         active &= ~ended
         obs = step.obs

@@ -22,7 +22,7 @@ from rlx2_jax.envs.base import EnvSpec
 from rlx2_jax.envs.device import DeviceEnv, EnvState, from_functions
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments
-from rlx2_jax.training.lane import ALGORITHMS, LaneState, Outcome, Stream, stream_key
+from rlx2_jax.training.lane import ALGORITHMS, LaneState, Stream, stream_key
 from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array
 
@@ -185,21 +185,18 @@ def _advance(
 ) -> tuple[LaneState, EnvState, dict[str, Array]]:
     """Time steps `first` to `stop - 1` of one lane."""
 
-    def outcome(state: LaneState, env_state: EnvState) -> tuple[EnvState, Outcome]:
-        env_state, step = jax.vmap(env.step)(env_state, state.acting.action)
-        found = Outcome(step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
-        return env_state, found
+    step_envs = jax.vmap(env.step)
 
     def plain(carry: Any, t: Array, dues: Dues, active: Array | bool) -> Any:
         state, before, old = carry
-        env_state, found = outcome(state, before)
-        state, metrics = lanes_.plain_step(state, found, t, config, hyper, dues=dues, active=active)
+        env_state, after = step_envs(before, state.acting.action)
+        state, metrics = lanes_.plain_step(state, after, t, config, hyper, dues=dues, active=active)
         return state, *segments.select(active, (env_state, metrics), (before, old))
 
     def event(carry: Any, t: Array) -> Any:
         state, env_state, _ = carry
-        env_state, found = outcome(state, env_state)
-        state, metrics = lanes_.step(state, found, t, config, hyper, learn=learn)
+        env_state, after = step_envs(env_state, state.acting.action)
+        state, metrics = lanes_.step(state, after, t, config, hyper, learn=learn)
         return state, env_state, metrics
 
     metrics = zeros(lambda: event((*carry, None), jnp.int32(1))[2])

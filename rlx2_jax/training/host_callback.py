@@ -26,11 +26,11 @@ from rlx2_jax.envs import EnvironmentFailure, HostEnvs
 from rlx2_jax.kernels import native
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments
-from rlx2_jax.training.lane import LaneState, Outcome
+from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.lane_group import Group
 from rlx2_jax.training.program import plain_lanes
 from rlx2_jax.training.segments import Dues
-from rlx2_jax.types import Array
+from rlx2_jax.types import Array, TimeStep
 
 # What the host answers. A step was taken: learn from it, and continue, or stop after it. No step
 # was taken: it was not asked for, or the environment raised; nothing may change.
@@ -97,15 +97,15 @@ class Bridge:
         before, and those after `until` or after the last one for now, are skipped."""
         self._asked, self._until, self._ended = first - 1, until, False
 
-    def take(self, action: Array) -> tuple[Outcome | None, int]:
-        """One step of the environments outside of a loop: the outcome, if there is one, and the
-        status."""
+    def take(self, action: Array) -> tuple[TimeStep[Any] | None, int]:
+        """One step of the environments outside of a loop: what they returned (None if one raised),
+        and the status."""
         self._action[:] = np.asarray(action).reshape(self._action.shape)
         self.expect(self.time + 1, self.time + 1)
         status = self._step()
         if status == ENV_ERROR:
             return None, status
-        return _outcome(self._answer.copy().reshape(*action.shape[:-1], -1)), status
+        return _time_step(self._answer.copy().reshape(*action.shape[:-1], -1)), status
 
     def close(self) -> None:
         if self.slot >= 0:
@@ -122,13 +122,8 @@ class Bridge:
         try:
             step = self._envs.step(self._action)
             self.seconds += clock.perf_counter() - start
-            next_obs, obs, reward, terminated, truncated = self._parts
-            next_obs[:], obs[:] = step.next_obs, step.obs
-            reward[:, 0], terminated[:, 0], truncated[:, 0] = (
-                step.reward,
-                step.terminated,
-                step.truncated,
-            )
+            for part, field in zip(self._parts, step):
+                part[:] = field.reshape(part.shape)
             self.time += 1
             self._ended = self._ends(self.time)
             return STOP if self._ended else CONTINUE
@@ -137,15 +132,15 @@ class Bridge:
             return ENV_ERROR
 
 
-def _ask(slot: Array, action: Array, obs_dim: int) -> tuple[Outcome, Array]:
+def _ask(slot: Array, action: Array, obs_dim: int) -> tuple[TimeStep[Array], Array]:
     """The host's answer to actions [lanes, envs, act], and its status."""
     shape = (*action.shape[:-1], 2 * obs_dim + 3)
     types = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
     answer, status = jax.ffi.ffi_call("rlx2_host", types, has_side_effect=True)(slot, action)
-    return _outcome(answer), status
+    return _time_step(answer), status
 
 
-def _outcome(answer: Any) -> Outcome:
+def _time_step(answer: Any) -> TimeStep[Any]:
     """The fields of `answer: [lanes, envs, 2 obs + 3]`."""
     obs_dim = (answer.shape[-1] - 3) // 2
     next_obs, obs, rest = (
@@ -153,7 +148,7 @@ def _outcome(answer: Any) -> Outcome:
         answer[..., obs_dim : 2 * obs_dim],
         answer[..., 2 * obs_dim :],
     )
-    return Outcome(next_obs, obs, rest[..., 0], rest[..., 1] > 0, rest[..., 2] > 0)
+    return TimeStep(next_obs, obs, rest[..., 0], rest[..., 1] > 0, rest[..., 2] > 0)
 
 
 class _Turn(NamedTuple):
@@ -183,9 +178,9 @@ def _run(
 
     def step(turn: _Turn, t: Array, dues: Dues, active: Array | bool) -> _Turn:
         del active  # the host knows
-        outcome, status = _ask(slot, turn.state.acting.action, config.obs_dim)
+        after, status = _ask(slot, turn.state.acting.action, config.obs_dim)
         taken = (status == CONTINUE) | (status == STOP)
-        state, metrics = plain_lanes(turn.state, outcome, t, hyper, config, dues, taken)
+        state, metrics = plain_lanes(turn.state, after, t, hyper, config, dues, taken)
         going = turn.going & ((status == CONTINUE) | (status == SKIPPED))
         metrics = segments.select(taken, metrics, turn.metrics)
         return _Turn(state, turn.time + taken, going, metrics)
@@ -289,11 +284,11 @@ class Asking:
 
     def _event(self, group: Group, bridge: Bridge, learn: bool) -> None:
         """One time step at which masks may evolve or the buffer is checked."""
-        outcome, _ = bridge.take(group.state.acting.action)
-        if outcome is None:
+        after, _ = bridge.take(group.state.acting.action)
+        if after is None:
             return
         with self._once((group.program.config, learn, "event")):
-            group.state, metrics = group.program.step(group.state, outcome, group.time + 1)
+            group.state, metrics = group.program.step(group.state, after, group.time + 1)
         group.metrics = metrics or group.metrics
         group.time += 1
 

@@ -22,7 +22,7 @@ from rlx2_jax.options import NEVER
 from rlx2_jax.prng import THREEFRY
 from rlx2_jax.replay import buffer
 from rlx2_jax.sparse.topology import Schedule
-from rlx2_jax.types import Array, Network, Transition
+from rlx2_jax.types import Array, Network, TimeStep, Transition
 
 
 class Stream(enum.IntEnum):
@@ -49,22 +49,13 @@ def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, stream), time)
 
 
-class Outcome(NamedTuple):
-    """What the environments of one lane answered: `[envs, ...]`."""
-
-    next_obs: Array  # what the action led to
-    obs: Array  # what to act on next (a new episode's first observation after an end)
-    reward: Array
-    terminated: Array
-    truncated: Array
-
-
 class Acting(NamedTuple):
-    """The action that the environments are about to take: `[envs, ...]`."""
+    """The action that the environments are about to take; with the `TimeStep` that follows, it
+    becomes a `Transition`."""
 
-    obs: Array
-    action: Array
-    mean: Array
+    obs: Array  # f32[envs, obs]: what it was chosen for
+    action: Array  # [envs, act], in [-1, 1]
+    mean: Array  # [envs, act]: the policy's noise-free action; in warm-up, the random one
 
 
 class Stats(NamedTuple):
@@ -133,7 +124,7 @@ def start(
 
 
 def step(
-    state: LaneState, outcome: Outcome, t: Array, config: Config, hyper: Hyper, *, learn: bool
+    state: LaneState, after: TimeStep[Array], t: Array, config: Config, hyper: Hyper, *, learn: bool
 ) -> tuple[LaneState, dict[str, Array]]:
     """One time step: store what happened at time `t` (from 1), trim, learn, act for `t + 1`.
 
@@ -141,24 +132,25 @@ def step(
     `plain_step` in between.
 
     Args:
+      after: what the environments returned for the pending action, `[envs, ...]`.
       t: time steps so far, this one included; `config.num_envs` environment steps each. Not
         batched over lanes.
       learn: static; False in warm-up, that is while `t <= warmup_time(config)`.
     """
-    state = state._replace(agent=observe(state.agent, outcome.obs, state.stats.alive))
-    replay = _store(state, outcome, config, hyper, True)
+    state = state._replace(agent=observe(state.agent, after.obs, state.stats.alive))
+    replay = _store(state, after, config, hyper, True)
     length, stats = _trim(state.agent, replay, state.stats, t, config, hyper)
     replay = replay._replace(length=length)
     agent, metrics = state.agent, {}
     if learn:
         agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, (BY_COUNT,), True)
     state = state._replace(agent=agent, replay=replay, stats=stats)
-    return state._replace(acting=act(state, outcome.obs, t + 1, config, hyper)), metrics
+    return state._replace(acting=act(state, after.obs, t + 1, config, hyper)), metrics
 
 
 def plain_step(
     state: LaneState,
-    outcome: Outcome,
+    after: TimeStep[Array],
     t: Array,
     config: Config,
     hyper: Hyper,
@@ -174,14 +166,14 @@ def plain_step(
         in warm-up.
       active: False changes nothing.
     """
-    state = state._replace(agent=observe(state.agent, outcome.obs, active & state.stats.alive))
-    replay = _store(state, outcome, config, hyper, active)
+    state = state._replace(agent=observe(state.agent, after.obs, active & state.stats.alive))
+    replay = _store(state, after, config, hyper, active)
     agent, stats, metrics = state.agent, state.stats, {}
     if dues:
         agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, dues, active)
         replay = _read_before_write(replay, (stats.alive, metrics))
     state = state._replace(agent=agent, replay=replay, stats=stats)
-    acting = act(state, outcome.obs, t + 1, config, hyper)
+    acting = act(state, after.obs, t + 1, config, hyper)
     if active is not True:
         acting = jax.tree.map(lambda a, b: jnp.where(active, a, b), acting, state.acting)
     return state._replace(acting=acting), metrics
@@ -215,16 +207,16 @@ def total_time(config: Config) -> int:
 
 
 def _store(
-    state: LaneState, outcome: Outcome, config: Config, hyper: Hyper, valid: Array | bool
+    state: LaneState, after: TimeStep[Array], config: Config, hyper: Hyper, valid: Array | bool
 ) -> buffer.Buffer:
     acting = state.acting
     transition = Transition(
         acting.obs,
         acting.action,
-        outcome.reward,
-        outcome.next_obs,
-        outcome.terminated,
-        outcome.truncated,
+        after.reward,
+        after.next_obs,
+        after.terminated,
+        after.truncated,
         _kept_mean(config, acting.mean),
     )
     return buffer.add(state.replay, transition, limit=hyper.b_max, valid=valid)

@@ -23,7 +23,7 @@ from rlx2_jax.training import host_callback, plan, segments
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.checkpoint import Snapshot
 from rlx2_jax.training.evaluate import DeviceEvaluator, Evaluation, HostEvaluator, seeds
-from rlx2_jax.training.lane import LaneState, Outcome, Stream, stream_key
+from rlx2_jax.training.lane import LaneState, Stream, stream_key
 from rlx2_jax.training.lane_group import Group, explain
 from rlx2_jax.training.program import networks_of, plain_lanes, step_lanes
 from rlx2_jax.training.weights import Weights
@@ -132,12 +132,8 @@ class HostLoop:
         except EnvironmentFailure as failure:
             raise group.explain(failure) from failure
         self.seconds += clock.perf_counter() - start
-        fields: list[Any] = [
-            self._by_lane(x)
-            for x in (step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
-        ]
-        outcome = Outcome(*fields)
-        group.state, metrics = group.program.step(group.state, outcome, t)
+        after = jax.tree.map(self._by_lane, step)
+        group.state, metrics = group.program.step(group.state, after, t)
         group.metrics = metrics or group.metrics
         group.time = t
         if not self._pipeline:
@@ -237,7 +233,7 @@ class _DeviceGroup(Group):
 
     def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv, episodes: int):
         super().__init__(config, lanes)
-        self._env = env
+        self._step_envs = jax.vmap(jax.vmap(env.step))
         self.evaluator = DeviceEvaluator(env, self.program, episodes)
 
         def begin(seed: jax.Array) -> Any:
@@ -268,11 +264,6 @@ class _DeviceGroup(Group):
     def _next_event(self) -> int:
         return segments.next_event(self.program.config, self.time)
 
-    def _outcome(self, state: LaneState, env_state: Any) -> tuple[Any, Outcome]:
-        env_state, step = jax.vmap(jax.vmap(self._env.step))(env_state, state.acting.action)
-        outcome = Outcome(step.next_obs, step.obs, step.reward, step.terminated, step.truncated)
-        return env_state, outcome
-
     def _plain_steps(
         self, carry: tuple[LaneState, Any], time: jax.Array, until: jax.Array, learn: bool
     ) -> tuple[LaneState, Any, Any]:
@@ -281,8 +272,8 @@ class _DeviceGroup(Group):
 
         def step(carry: Any, t: jax.Array, dues: segments.Dues, active: jax.Array | bool) -> Any:
             state, before, old = carry
-            env_state, outcome = self._outcome(state, before)
-            state, metrics = plain_lanes(state, outcome, t, hyper, config, dues, active)
+            env_state, after = self._step_envs(before, state.acting.action)
+            state, metrics = plain_lanes(state, after, t, hyper, config, dues, active)
             return state, *segments.select(active, (env_state, metrics), (before, old))
 
         metrics = zeros(lambda: self._event_step(carry, time, learn)[2])
@@ -293,9 +284,9 @@ class _DeviceGroup(Group):
     ) -> tuple[LaneState, Any, Any]:
         """A time step at which masks may evolve or the buffer is checked."""
         state, env_state = carry
-        env_state, outcome = self._outcome(state, env_state)
+        env_state, after = self._step_envs(env_state, state.acting.action)
         hyper, config = self.program.hyper, self.program.config
-        state, metrics = step_lanes(state, outcome, t, hyper, config, learn)
+        state, metrics = step_lanes(state, after, t, hyper, config, learn)
         return state, env_state, metrics
 
 

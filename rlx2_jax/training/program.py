@@ -14,9 +14,9 @@ from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.networks import convert
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments, weights
-from rlx2_jax.training.lane import ALGORITHMS, LaneState, Outcome
+from rlx2_jax.training.lane import ALGORITHMS, LaneState
 from rlx2_jax.training.segments import Dues
-from rlx2_jax.types import Array, Bounds, Masks, Network, Params
+from rlx2_jax.types import Array, Bounds, Masks, Network, Params, TimeStep
 
 
 class Inspection(NamedTuple):
@@ -32,19 +32,19 @@ class Inspection(NamedTuple):
 # Traced once for all programs that contain it, and for the shapes of what it reports.
 @functools.partial(jax.jit, static_argnums=(4, 5), inline=True)
 def step_lanes(
-    state: LaneState, outcome: Outcome, t: Array, hyper: Hyper, config: Config, learn: bool
+    state: LaneState, after: TimeStep[Array], t: Array, hyper: Hyper, config: Config, learn: bool
 ) -> tuple[LaneState, dict[str, Array]]:
     """`lane.step` over lanes; the time `t` is not batched."""
 
-    def one(state: LaneState, outcome: Outcome, hyper: Hyper):
-        return lanes_.step(state, outcome, t, config, hyper, learn=learn)
+    def one(state: LaneState, after: TimeStep[Array], hyper: Hyper):
+        return lanes_.step(state, after, t, config, hyper, learn=learn)
 
-    return jax.vmap(one)(state, outcome, hyper)
+    return jax.vmap(one)(state, after, hyper)
 
 
 def plain_lanes(
     state: LaneState,
-    outcome: Outcome,
+    after: TimeStep[Array],
     t: Array,
     hyper: Hyper,
     config: Config,
@@ -53,10 +53,10 @@ def plain_lanes(
 ) -> tuple[LaneState, dict[str, Array]]:
     """`lane.plain_step` over lanes; neither `t` nor `active` is batched."""
 
-    def one(state: LaneState, outcome: Outcome, hyper: Hyper):
-        return lanes_.plain_step(state, outcome, t, config, hyper, dues=dues, active=active)
+    def one(state: LaneState, after: TimeStep[Array], hyper: Hyper):
+        return lanes_.plain_step(state, after, t, config, hyper, dues=dues, active=active)
 
-    return jax.vmap(one)(state, outcome, hyper)
+    return jax.vmap(one)(state, after, hyper)
 
 
 def judge_lane(
@@ -135,25 +135,23 @@ class Program:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
         return state._replace(expert=stack([weights.expert(x, self.config) for x in experts if x]))
 
-    def step(self, state: LaneState, outcome: Outcome, t: int) -> tuple[LaneState, dict]:
+    def step(self, state: LaneState, after: TimeStep[Any], t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. Donates `state`."""
         config = self.config
         if segments.next_event(config, t - 1) > t:
-            return _plain(
-                state, outcome, np.int32(t), self.hyper, config, segments.phase(config, t)
-            )
+            return _plain(state, after, np.int32(t), self.hyper, config, segments.phase(config, t))
         learn = t > lanes_.warmup_time(config)
-        return _step(state, outcome, np.int32(t), self.hyper, config, learn)
+        return _step(state, after, np.int32(t), self.hyper, config, learn)
 
     def no_metrics(self, state: LaneState) -> dict[str, np.ndarray]:
         """What is reported of updates before there were any."""
         obs = state.acting.obs
         ends: Any = jax.ShapeDtypeStruct(obs.shape[:2], bool)
         reward: Any = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
-        outcome = Outcome(obs, obs, reward, ends, ends)
+        after = TimeStep(obs, obs, reward, ends, ends)
         time = jax.ShapeDtypeStruct((), jnp.int32)
         step = lambda *args: step_lanes(*args, self.config, True)  # noqa: E731
-        names = jax.eval_shape(step, state, outcome, time, self.hyper)[1]
+        names = jax.eval_shape(step, state, after, time, self.hyper)[1]
         return {name: np.full(x.shape, np.nan) for name, x in names.items()}
 
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
