@@ -25,7 +25,7 @@ from absl import app, flags
 from rlx2_jax import files
 from rlx2_jax.cli import crash
 from rlx2_jax.training import logging, weights
-from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.run import CONFIG
 
 FLAGS = flags.FLAGS
@@ -74,8 +74,7 @@ def small_files(unit: Path) -> dict[str, bytes]:
     config = files.read_json(unit / CONFIG)
     found = {CONFIG: (unit / CONFIG).read_bytes()}
     found[logging.EVALUATIONS] = _table(_evaluations(_rows(unit / logging.EVALUATIONS)))
-    if (unit / logging.METRICS).exists():  # clones have none
-        found[logging.METRICS] = _table(_thinned(_rows(unit / logging.METRICS)))
+    found[logging.METRICS] = _table(_thinned(_rows(unit / logging.METRICS)))
     found[SUMMARY] = files.to_json(_summary(unit, config)).encode()
     return found
 

@@ -20,6 +20,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from rlx2_jax import envs, files
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.cli import crash
 from rlx2_jax.config import Lane
 from rlx2_jax.envs.trust import FLAG_HELP
@@ -28,9 +29,9 @@ from rlx2_jax.export.actor import Actor, action_bounds, actions, policy_of
 from rlx2_jax.export.bundle import CheckFailed
 from rlx2_jax.presets import task_name
 from rlx2_jax.training import weights
+from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.evaluate import SCORED
-from rlx2_jax.training.execute import SUMMARY
-from rlx2_jax.training.run import CONFIG, Run, RunError, read_run
+from rlx2_jax.training.run import Run, RunError, read_run
 
 EPISODES = 100
 FIRST_SEED = 0
@@ -66,9 +67,9 @@ def candidates(logdir: Path, say: Say, *, allow_imports: bool = False) -> list[C
     for path in sorted({p for depth in ("", "*/", "*/*/") for p in logdir.glob(depth + SUMMARY)}):
         unit = "/".join(path.parent.relative_to(logdir).parts) or logdir.resolve().name
         try:
-            if files.parse_json(path.parent / CONFIG).get("kind") == "clone":
-                continue  # imitates an expert
             run = read_run(path.parent, say, allow_imports=allow_imports)
+            if NETWORK_USE[run.config.algo].offline:
+                continue  # imitates an expert
             summary = files.read_json(path)
             rows = {row["lane"]: row for row in summary["lanes"]}
             for i, lane in enumerate(run.lanes):

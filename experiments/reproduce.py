@@ -19,18 +19,19 @@ from absl import flags
 from absl import logging as absl_logging
 
 from rlx2_jax import files
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.cli import crash
 from rlx2_jax.config import Config
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.training import fingerprint, logging, weights
 from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.evaluate import Interrupted
 from rlx2_jax.training.evaluate import rows as evaluation_rows
-from rlx2_jax.training.execute import SUMMARY
 from rlx2_jax.training.guards import Stopper
 from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.loop import networks
-from rlx2_jax.training.run import CONFIG, Run, RunError, label, make_loop, read_run
+from rlx2_jax.training.run import Run, RunError, label, make_loop, read_run
 
 FLAGS = flags.FLAGS
 UPDATES, TOLERANCE = 100, 0.01  # where rounding differs: how far, and how closely, to compare
@@ -65,9 +66,9 @@ class Difference(NamedTuple):
 
 def read_record(folder: Path, *, allow_imports: bool = False) -> Record:
     """The record in a directory of `results/`, or in a whole run directory."""
-    if files.parse_json(folder / CONFIG).get("kind") == "clone":
-        raise RunError("behaviour cloning cannot be rerun from a record: it needs its expert")
     run = read_run(folder, allow_imports=allow_imports)
+    if NETWORK_USE[run.config.algo].offline:
+        raise RunError("behaviour cloning cannot be rerun from a record: it needs its expert")
     summary = files.read_json(folder / SUMMARY)
     with (folder / logging.EVALUATIONS).open(newline="", encoding="utf-8") as file:
         rows = {(int(row["lane"]), int(row["step"])): row for row in csv.DictReader(file)}

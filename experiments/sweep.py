@@ -35,10 +35,12 @@ from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.reporting import tables
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training import launch, plan, preflight
+from rlx2_jax.training.claim import check_same_settings, damaged
 from rlx2_jax.training.guards import Stopped
 from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.run import (
     FORMAT,
+    Run,
     RunError,
     available_memory,
     chunk_size,
@@ -158,43 +160,47 @@ def finished(directory: Path) -> bool:
     return True
 
 
-def _damaged(unit: base.Unit, directory: Path) -> list[str]:
+def _damaged(directory: Path) -> list[str]:
     """Results of a finished unit that are missing or were changed, and can be restored."""
     try:
-        return execution.damaged(directory) if unit.kind == "train" else []
+        return damaged(directory)
     except RunError:
         return []
 
 
-def _other_settings(unit: base.Unit, directory: Path) -> str:
+def _other_settings(unit: base.Unit, directory: Path, budget: base.Budget) -> str:
     """Why a finished unit is not the one that is asked for; empty if it is."""
-    if unit.kind != "train" or not has_run(directory):
+    if not has_run(directory):
         return ""
     try:
-        run = launch.make_run(unit.settings, unit.lanes)
-        execution.check_same_settings(read_run(directory), run, directory)
+        run = make_run(unit, budget)
+        check_same_settings(read_run(directory), run, directory)
     except (RunError, ValueError, ImportError) as error:
         return str(error)
     return ""
 
 
-def check_units(suite: str, units: list[base.Unit], execution_: str) -> None:
+def make_run(unit: base.Unit, budget: base.Budget, execution_: str = "auto") -> Run:
+    """The run that a unit is."""
+    settings, lanes = dataclasses.replace(unit.settings, execution=execution_), unit.lanes
+    if unit.kind == "clone":
+        transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
+        settings, lanes = cloning.imitating(settings, lanes, transitions)
+    return launch.make_run(settings, lanes)
+
+
+def check_units(suite: str, units: list[base.Unit], budget: base.Budget, execution_: str) -> None:
     """Refuses settings under which a unit cannot run, before the first one is."""
     for unit in units:
         try:
-            launch.make_run(dataclasses.replace(unit.settings, execution=execution_), unit.lanes)
+            make_run(unit, budget, execution_)
         except (RunError, ValueError, ImportError) as error:
             raise SettingError(f"{suite}/{unit.name}: {error}") from error
 
 
 def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: str) -> None:
     """Trains one unit, or continues it."""
-    settings = dataclasses.replace(unit.settings, execution=execution_)
-    if unit.kind == "clone":
-        transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
-        cloning.execute(settings, unit.lanes, directory, transitions=transitions, say=_say)
-        return
-    run = launch.make_run(settings, unit.lanes)
+    run = make_run(unit, budget, execution_)
     for text in preflight.warnings(run):
         _say(f"warning: {text}")
     execution.execute(run, directory, resume=has_run(directory))
@@ -226,10 +232,8 @@ def list_units(
                 f"{unit.settings.steps:>9,} steps{kind}{needs}"
             )
             if estimate and not (unit.home and any(s.name == unit.home for s in chosen)):
-                settings = dataclasses.replace(unit.settings, execution=execution_)
-                run = launch.make_run(settings, unit.lanes)
-                share = cloning.SHARE if unit.kind == "clone" else 1
-                own = launch.seconds_per_step(run) * run.config.steps / 3600 / share
+                run = make_run(unit, budget, execution_)
+                own = launch.seconds_per_step(run) * run.config.steps / 3600
                 chunk = chunk_size(run, available_memory())
                 memory = memory_bytes(run, run.lanes[:chunk])
                 text += f"  about {own:,.1f} h, {memory / 1e9:.1f} GB"
@@ -256,7 +260,7 @@ def sweep(
     open_units: list[tuple[str, str]] = []
     planned = [(suite, suites.units(suite, budget)) for suite in chosen]
     for suite, units in planned if budget.overrides else []:
-        check_units(suite.name, select(units, only or ["*"]), execution_)
+        check_units(suite.name, select(units, only or ["*"]), budget, execution_)
     for suite, units in planned:
         if not units:
             continue
@@ -268,11 +272,11 @@ def sweep(
             path = logdir / unit.home / unit.home_name if unit.home else directory / unit.name
             head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
             if finished(path):
-                if other := _other_settings(unit, path):
+                if other := _other_settings(unit, path, budget):
                     _say(f"{name} failed: {other}")
                     open_units.append((name, other))
                     continue
-                if not (wrong := _damaged(unit, path)):
+                if not (wrong := _damaged(path)):
                     _say(f"{head}, finished before")
                     continue
                 names = ", ".join(wrong)

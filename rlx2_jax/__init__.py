@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from rlx2_jax.training.functional import TrainResult as TrainResult
     from rlx2_jax.training.functional import make_config as make_config
     from rlx2_jax.training.functional import make_train as make_train
+    from rlx2_jax.training.metrics import register_metric as register_metric
     from rlx2_jax.training.train import train as train
     from rlx2_jax.types import Batch as Batch
+    from rlx2_jax.types import TimeStep as TimeStep
     from rlx2_jax.types import Transition as Transition
 
 # Where each public name is defined; modules stand for themselves.
@@ -44,11 +46,12 @@ _HOMES = {
     **dict.fromkeys(("buffer", "returns"), "replay"),
     **dict.fromkeys(("bc", "sac", "td3"), "agents"),
     **dict.fromkeys(("Config", "Lane"), "config"),
-    **dict.fromkeys(("Batch", "Transition"), "types"),
+    **dict.fromkeys(("Batch", "TimeStep", "Transition"), "types"),
     **dict.fromkeys(("TrainResult", "make_config", "make_train"), "training.functional"),
     **dict.fromkeys(("register_drop", "register_grow"), "sparse.rules"),
     **dict.fromkeys(("get_masks", "sparsify"), "sparse.optimizer"),
     "load_policy": "export.load",
+    "register_metric": "training.metrics",
     "train": "training.train",
 }
 _MODULES = ("bc", "buffer", "masks", "returns", "rules", "sac", "td3", "topology")

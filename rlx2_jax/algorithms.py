@@ -13,9 +13,11 @@ class NetworkUse(NamedTuple):
       actor_loss_critics: critics evaluated in the actor's loss; None: all of them.
       target_every_step: whether an n-step target evaluates the actor at each of its n states.
       n_step, policy_delay: the paper's n and d.
-      expert: whether `update` can replace the learned Q by an expert's (RigL+Q*).
+      expert: whether it learns from an expert: from its Q (RigL+Q*), or from its actions.
       critic: the architecture of its critics; None: the one that the configuration names.
       climbs_mean: whether the actor climbs the mean of all critics instead of their minimum.
+      has_critic: False where there is only an actor.
+      offline: whether it learns from demonstrations in replay, without environment steps.
     """
 
     actor_heads: int
@@ -28,10 +30,24 @@ class NetworkUse(NamedTuple):
     expert: bool = False
     critic: str | None = None
     climbs_mean: bool = False
+    has_critic: bool = True
+    offline: bool = False
 
 
 # By name; `agents.register` adds to it.
 NETWORK_USE = {
     "td3": NetworkUse(1, "uniform", 2, 1, False, n_step=3, policy_delay=2, expert=True),
     "sac": NetworkUse(2, "orthogonal", 1, None, True, n_step=2, policy_delay=1),
+    "bc": NetworkUse(
+        1,
+        "uniform",
+        1,
+        0,
+        False,
+        n_step=1,
+        policy_delay=1,
+        expert=True,
+        has_critic=False,
+        offline=True,
+    ),
 }

@@ -119,7 +119,7 @@ def check_lane(config: Config, lane: Lane) -> None:
     _check_links(config, lane)
     if lane.expert is not None and not NETWORK_USE[config.algo].expert:
         able = ", ".join(name for name, use in NETWORK_USE.items() if use.expert)
-        raise ValueError(f"expert={lane.expert!r}: only {able} can follow an expert's Q")
+        raise ValueError(f"expert={lane.expert!r}: only {able} can learn from an expert")
     for name in ("grow", "drop"):
         own, offered = getattr(lane, name), getattr(config, name)
         if own not in offered:

@@ -205,7 +205,7 @@ class Lane:
     # Files of a finished run (see runtime/weights.py), relative to the run directory.
     weights: str | None = None  # dense weights to begin with
     masks: str | None = None  # links to begin with
-    expert: str | None = None  # an agent whose Q replaces the learned one: RigL+Q*
+    expert: str | None = None  # an agent to learn from: its Q (RigL+Q*), or its actions (bc)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -169,7 +169,7 @@ CHOICES = _table(
 )
 
 CONFIG = _table(
-    Option("algo", "choice", "the reinforcement learning algorithm", "td3", ALGORITHMS),
+    Option("algo", "choice", "the algorithm", "td3", ALGORITHMS),
     _int("obs_dim", "observation size", flag=False),
     _int("action_dim", "action size", flag=False),
     Option("architecture", "choice", "of all networks", "mlp", ARCHITECTURES),
@@ -201,7 +201,7 @@ CONFIG = _table(
         "d, the actor's update interval",
         {name: use.policy_delay for name, use in NETWORK_USE.items()},
     ),
-    _int("target_interval", "target update interval", {"td3": 2, "sac": 1}),
+    _int("target_interval", "target update interval", {"td3": 2, "sac": 1, "bc": 1}),
     _int("mask_interval", "gcd of the lanes' Δ_m", 10_000, flag=False),
     _int("buffer_interval", "gcd of the lanes' Δ_b", 10_000, flag=False),
     _int("oldest_k", "K, transitions that the policy distance looks at; default: 8 batches", 2048),
@@ -228,7 +228,9 @@ LANE = _table(
     _int("t_end", "T_end, critic updates until masks are final; default: the whole run"),
     Option("grow", "choice", "growth rule", "gradient", rules.GROW),
     Option("drop", "choice", "drop rule", "magnitude", rules.DROP),
-    _int("n", "steps of the multi-step target", {"td3": 3, "sac": 2}, reference={"sac": 3}),
+    _int(
+        "n", "steps of the multi-step target", {"td3": 3, "sac": 2, "bc": 1}, reference={"sac": 3}
+    ),
     _int("t0", "T_0, before which targets are 1-step", 300_000, least=0),
     _float("d0", "policy distance threshold D_0", 0.2),
     _int("buffer_interval", "buffer check interval Δ_b, in environment steps", 10_000),

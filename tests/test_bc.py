@@ -18,14 +18,15 @@ from lanes import (
     quick,
     setting,
     stack,
+    windows,
 )
 
 from rlx2_jax import config
 from rlx2_jax.agents import bc, td3
+from rlx2_jax.types import Batch
 
-CFG = setting("td3", dtype="float64")
+CFG = setting("bc", dtype="float64", n_max=1)
 update, update_lanes = quick(bc.update, static_argnums=5), quick(over_lanes(bc, CFG))
-sample = quick(bc.sample, static_argnums=2)
 W = np.random.default_rng(5).normal(size=(4, 2)) / 2
 
 
@@ -36,10 +37,11 @@ def float64():
         yield
 
 
-def expert(seed: int, *lead: int) -> bc.Demonstrations:
-    """What a linear expert does."""
+def expert(seed: int, *lead: int) -> Batch:
+    """What a linear expert does; the rest of a window is not looked at."""
     obs = np.random.default_rng(seed).normal(size=(*lead, 4))
-    return bc.Demonstrations(jnp.asarray(obs), jnp.asarray(np.tanh(obs @ W)))
+    rest = windows(seed, *lead, n=1)
+    return rest._replace(obs=jnp.asarray(obs), action=jnp.asarray(np.tanh(obs @ W)))
 
 
 def test_the_actor_is_td3s():
@@ -59,34 +61,19 @@ def test_the_actor_is_td3s():
     np.testing.assert_allclose(mean, np.tanh(update_model.mlp(params, np.asarray(obs))))
 
 
-@pytest.mark.fast
-def test_only_the_deterministic_actor():
-    with pytest.raises(ValueError, match=r"algo='sac'.*use a Config with algo='td3'"):
-        bc.init(jax.random.key(0), setting("sac"), config.Lane())
-
-
-def test_batches_are_rows_of_the_fixed_set():
-    batch = jax.tree.map(np.asarray, sample(expert(0, 10), jax.random.key(0), 500))
-    data = jax.tree.map(np.asarray, expert(0, 10))
-    rows = [int(np.flatnonzero((data.obs == o).all(1))[0]) for o in batch.obs]
-    assert set(rows) == set(range(10))
-    assert_equal(batch.action, data.action[np.array(rows)])
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_update_equals_plain_numpy(count):
     lane = config.Lane(actor_sparsity=0.4, t_end=40)
     hyper, state = config.hyper(CFG, lane), bc.init(jax.random.key(1), CFG, lane)
     state = bc.State(update_model.warm(state.actor, 0))
     model, batch, t = update_model.Model.of(state.actor), expert(count, 16), np.int32(count)
-    obs, action = map(np.asarray, batch)
+    obs, action = np.asarray(batch.obs), np.asarray(batch.action)
 
     def loss(params):
         return np.mean(np.sum((np.tanh(update_model.mlp(params, obs)) - action) ** 2, axis=-1))
 
     value, grads = loss(model.params), update_model.gradient(loss, model.params)
-    # T_end counts all updates, though TD3's actor would take every other one only.
-    model.step(grads, count, hyper.critic, float(hyper.learning_rate), grads)
+    model.step(grads, count, hyper.actor, float(hyper.learning_rate), grads)
     new, metrics = update(state, batch, jax.random.key(0), t, t, CFG, hyper)
     model.assert_like(new.actor, f"update {count}")
     assert float(metrics["actor_loss"]) == pytest.approx(value)

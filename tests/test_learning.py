@@ -3,7 +3,7 @@
 import pytest
 
 from rlx2_jax import config, envs
-from rlx2_jax.training.loop import HostLoop
+from rlx2_jax.training.host_loop import HostLoop
 
 pytestmark = pytest.mark.slow
 

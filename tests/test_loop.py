@@ -8,7 +8,8 @@ import pytest
 from rlx2_jax import config, envs, networks
 from rlx2_jax.envs.probes import PROBES
 from rlx2_jax.training import host_callback
-from rlx2_jax.training.loop import DeviceLoop, HostLoop
+from rlx2_jax.training.device_loop import DeviceLoop
+from rlx2_jax.training.host_loop import HostLoop
 
 GAMMA = 0.9
 PROBE = "rlx2_jax/Truncation-v0"
@@ -131,16 +132,16 @@ def pendulums(count: int = 4, **options) -> HostLoop:
 def whole():
     """The states after 150 steps without a stop."""
     if not host_callback.available():
-        pytest.skip("no kernel library: no program asks the host")
+        pytest.skip("no kernel library: no program calls the host")
     loop = pendulums()
     loop.advance(150, never)
     yield loop.states()
     loop.close()
 
 
-def test_asking_the_host_equals_a_call_for_each_step(whole):
+def test_calling_the_host_equals_a_dispatch_for_each_step(whole):
     """Another program, so the last bits may differ; over so few updates no more."""
-    loop = pendulums(asks=False)
+    loop = pendulums(callbacks=False)
     loop.advance(150, never)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # noqa: E731
     jax.tree.map(close, loop.states(), whole)
@@ -175,8 +176,8 @@ def test_groups_that_wait_for_a_thread_meet_again_soon(whole):
 def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
     loop = pendulums()
     first, take = loop._envs[0], loop._envs[0].step
-    assert loop._asking
-    asked = loop._asking.bridges[0]
+    assert loop._runner
+    asked = loop._runner.callbacks[0]
 
     def step(actions, active=None):
         if asked.time == 80:
@@ -194,16 +195,11 @@ def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
     loop.close()
 
 
-def test_slots_are_given_back_and_an_empty_one_is_refused(whole):
-    free = len(host_callback._free_slots())
+def test_a_closed_callback_is_refused(whole):
     loop = pendulums()
-    assert len(host_callback._free_slots()) == free - 2
-    assert loop._asking
-    slot = loop._asking.bridges[0].slot
     loop.close()
     loop.close()
-    assert len(host_callback._free_slots()) == free
-    ask = jax.jit(lambda slot: host_callback._ask(slot, jnp.zeros((2, 1, 1)), 4)[1])
-    for nobody in (slot, -1, 10**6):
-        with pytest.raises(Exception, match="nobody answers"):
-            jax.block_until_ready(ask(jnp.int32(nobody)))
+    assert loop._runner
+    ask = jax.jit(lambda handle: host_callback.call(handle, jnp.zeros((2, 1, 1)), 4)[1])
+    with pytest.raises(Exception, match="no callback registered"):
+        jax.block_until_ready(ask(loop._runner.callbacks[0].handle))

@@ -60,8 +60,9 @@ def test_units_that_are_no_finished_runs_are_left_out_with_a_warning(tmp_path):
     summary["lanes"][0]["final_score"] = 1e6
     (tmp_path / "changed/summary.json").write_text(json.dumps(summary))
     (tmp_path / "unfinished/summary.json").unlink()
-    config = json.loads((tmp_path / "clone/config.json").read_text())
-    files.write_json(tmp_path / "clone/config.json", {**config, "kind": "clone"})
+    config = files.read_json(tmp_path / "clone/config.json")
+    own = {**config["config"], "algo": "bc"}
+    files.write_json(tmp_path / "clone/config.json", {**config, "config": own})
     found, said = chosen(tmp_path)
     assert found == {"invertedpendulum": ("good", 0)}
     assert len(said) == 2

@@ -18,7 +18,8 @@ from saved_runs import snapshots
 from small_runs import rows, small_run, stop_after
 
 from rlx2_jax import files
-from rlx2_jax.training import checkpoint, fingerprint, guards, logging, run, weights
+from rlx2_jax.envs import rollout
+from rlx2_jax.training import checkpoint, fingerprint, guards, logging, run, snapshot, weights
 from rlx2_jax.training import evaluate as evaluation
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training.lane_group import LaneFailure
@@ -183,7 +184,7 @@ def test_tracebacks_of_failed_writes_that_orbax_logs_are_kept_back():
     def news(path: str, error: Exception | None) -> bool:
         info = (type(error), error, None) if error else None
         record = python_logging.LogRecord("absl", 40, path, 1, "failed", None, info)
-        return checkpoint._is_news(record)
+        return snapshot._is_news(record)
 
     assert not news("/x/orbax/checkpoint/_src/futures/future.py", OSError(28, "No space left"))
     assert not news("/x/asyncio/events.py", ValueError("in OCDBT"))
@@ -465,7 +466,7 @@ def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, aft
 
 def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
     awkward.ends = False
-    monkeypatch.setattr(evaluation, "LONGEST", 50)
+    monkeypatch.setattr(rollout, "LONGEST", 50)
     run = small_run("Awkward-v0")
     with pytest.raises(LaneFailure, match=r"50 steps .*--max_episode_steps"):
         execution.execute(run, tmp_path, say=print, progress=False)

@@ -94,7 +94,8 @@ def test_what_cannot_be_rerun_is_refused(tmp_path):
         reproduce.reproduce(FOLDER, -1)
     folder = shutil.copytree(FOLDER, tmp_path / "unit")
     config = files.read_json(folder / "config.json")
-    files.write_json(folder / "config.json", {**config, "kind": "clone"})
+    own = {**config["config"], "algo": "bc"}
+    files.write_json(folder / "config.json", {**config, "config": own})
     with pytest.raises(RunError, match="expert"):
         reproduce.reproduce(folder, 60)
     config["lanes"][1]["masks"] = "../other/final/lane-0.npz"

@@ -14,8 +14,8 @@ from rlx2_jax.agents.common import Due
 from rlx2_jax.envs.base import EnvSpec
 from rlx2_jax.envs.device import DeviceEnv, EnvState
 from rlx2_jax.kernels import native
-from rlx2_jax.training import functional, host_callback, lane, program, segments
-from rlx2_jax.training.loop import DeviceLoop
+from rlx2_jax.training import callback_runner, functional, lane, program, segments
+from rlx2_jax.training.device_loop import DeviceLoop
 from rlx2_jax.types import TimeStep
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -175,8 +175,8 @@ def test_the_loop_that_calls_the_host_has_no_branch(algo, form, updates):
     own, state, _ = host_program(algo, form, updates)
     one = jnp.int32(1)
     for learn in (False, True):
-        run = functools.partial(host_callback._run, config=own.config, learn=learn)
-        text = lowered(run, "cpu", state, one, one, one, own.hyper)
+        run = functools.partial(callback_runner._run, config=own.config, learn=learn)
+        text = lowered(run, "cpu", state, one, one, jnp.zeros(2, jnp.uint32), own.hyper)
         assert branches(text) == {"loops": 1, "conditionals": 0}
         assert text.count("@rlx2_host") == len(segments.phases(own.config, learn))
 
@@ -221,8 +221,8 @@ def test_no_loop_copies_the_replay_arrays(algo, form, updates):
     assert not replay_copies(plain, (group.state, group.env_state), one, one)
     if native.execution() == "native":
         own, state, _ = host_program(algo, form, updates)
-        run = functools.partial(host_callback._run, config=own.config, learn=True)
-        assert not replay_copies(run, state, one, one, one, own.hyper)
+        run = functools.partial(callback_runner._run, config=own.config, learn=True)
+        assert not replay_copies(run, state, one, one, jnp.zeros(2, jnp.uint32), own.hyper)
 
 
 def bodies(text: str) -> list[str]:

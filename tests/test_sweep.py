@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from experiments import cloning, publish, suites, sweep
-from rlx2_jax import envs, files
+from rlx2_jax import config, envs, files
 from rlx2_jax.cli import evaluate
 from rlx2_jax.config import Lane
 from rlx2_jax.export import folder
-from rlx2_jax.training import execute, guards, launch, weights
+from rlx2_jax.training import claim, demonstrations, execute, guards, launch, weights
+from rlx2_jax.training.device_loop import DeviceLoop
 from rlx2_jax.training.run import RunError
+from rlx2_jax.training.settings import SettingError
 
 BUDGET = dataclasses.replace(suites.BUDGETS["smoke"], seeds=1)
 
@@ -76,9 +78,9 @@ def test_damaged_results_of_finished_units_are_restored(toy, tmp_path, capsys):
     assert told.count("finished before") == 4
     for name in names:
         assert (folder / name).read_bytes() == (toy / "toy" / folder.name / name).read_bytes()
-    assert not execute.damaged(folder)
+    assert not claim.damaged(folder)
     shutil.rmtree(folder / "checkpoints")  # to save space: nothing to compare with
-    assert not execute.damaged(folder)
+    assert not claim.damaged(folder)
 
 
 def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
@@ -227,11 +229,10 @@ def cloned(tmp_path_factory):
     actor = turn(1.0)
     mask = {k: {n: np.ones(x.shape, bool) for n, x in v.items()} for k, v in actor.items()}
     weights.save(folder / "expert.npz", {"actor": weights.Weights(actor, mask)})
-    found, said = clone(folder / "unit")
-    return folder, found, said
+    return folder, clone(folder / "unit")
 
 
-def clone(directory: Path):
+def clone(directory: Path, resume: bool = False):
     """Six thousand updates of three lanes."""
     settings = launch.Settings(
         steps=60_000,
@@ -246,47 +247,56 @@ def clone(directory: Path):
         Lane(method=m, name=m, mask_interval=100, buffer_interval=100, **common)
         for m in ("dense", "ss", "rlx2")
     ]
-    said = []
-    found = cloning.execute(settings, lanes, directory, transitions=400, say=said.append)
-    return found, said
+    run = launch.make_run(*cloning.imitating(settings, lanes, 400))
+    return execute.execute(run, directory, resume=resume, say=print, progress=False)
 
 
-@pytest.mark.fast
-def test_cloning_refuses_a_directory_in_use(tmp_path):
-    settings, lanes = launch.Settings(steps=60, hidden=(8,)), [Lane(expert="expert.npz")]
-    with guards.locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
-        cloning.execute(settings, lanes, tmp_path, transitions=10, say=print)
+def test_the_expert_solves_the_task_and_is_recorded(cloned):
+    lane = Lane(expert=str(cloned[0] / "expert.npz"))
+    env = envs.make_host("InvertedPendulum-v5", 1, max_episode_steps=200)
 
+    def make(seed, count):
+        cfg = config.make("bc", 4, 1, hidden=(8,), capacity=count, n_max=1)
+        return demonstrations.of_lanes(cfg, [dataclasses.replace(lane, seed=seed)], env)[0]
 
-def test_the_expert_solves_the_task_and_is_recorded():
-    make = lambda n: envs.make_host("InvertedPendulum-v5", n, max_episode_steps=200)  # noqa: E731
-    data = cloning.demonstrate(turn(1.0), make, 0, 450)
-    assert data.obs.shape == (450, 4) and data.action.shape == (450, 1)
-    angle = np.abs(np.asarray(data.obs[:, 1]))
-    assert angle.max() < 0.2  # it never falls, so these are episodes of 200 steps
-    again = cloning.demonstrate(turn(1.0), make, 0, 250)
+    data = make(0, 450)
+    assert data.obs.shape == (450, 1, 4) and data.action.shape == (450, 1, 1)
+    assert np.abs(data.obs[..., 1]).max() < 0.2  # it never falls: episodes of 200 steps
+    assert np.flatnonzero(data.truncated).tolist() == [199, 399]
+    again = make(0, 250)
     np.testing.assert_array_equal(again.obs, data.obs[:250])
-    other = cloning.demonstrate(turn(1.0), make, 1, 250)
-    assert np.any(np.asarray(other.obs) != np.asarray(again.obs))
+    assert np.any(make(1, 250).obs != again.obs)
+    with pytest.raises(SettingError, match="name one with --expert"):
+        launch.make_run(launch.Settings(algo="bc"), [Lane()])
 
 
 def test_clones_learn_what_the_expert_does(cloned):
-    folder, found, said = cloned
+    folder, found = cloned
+    assert found["algo"] == "bc" and found["lanes"][0]["critic_sparsity"] is None
     assert found["lanes"][0]["last_return"] == pytest.approx(200)  # dense: as good as the expert
     text = (folder / "unit" / "evaluations.csv").read_text().splitlines()
-    assert len(text) == 1 + 3 * 3 and len(said) == 3  # at 0, 3000 and 6000 updates
+    assert len(text) == 1 + 3 * 3  # at 0, 3000 and 6000 updates
     static, dynamic = (weights.load(folder / "unit" / "final" / f"lane-{i}.npz") for i in (1, 2))
     assert np.any(
         static["actor"].mask["Dense_0"]["kernel"] != dynamic["actor"].mask["Dense_0"]["kernel"]
     )
 
 
-def test_cloning_repeats_bit_for_bit(cloned):
-    folder, _, _ = cloned
-    before = (folder / "unit" / "evaluations.csv").read_text()
-    assert json.loads((folder / "unit" / "config.json").read_text())["kind"] == "clone"
-    clone(folder / "unit")
-    assert (folder / "unit" / "evaluations.csv").read_text() == before
+def test_cloning_resumes_bit_for_bit(cloned, monkeypatch):
+    folder, _ = cloned
+    whole, part = folder / "unit", folder / "stopped"
+    advance = DeviceLoop.advance
+
+    def stopping(loop, until, stop):
+        advance(loop, until, stop)
+        stop.signal = signal.SIGTERM if loop.time == 4000 else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceLoop, "advance", stopping)
+        with pytest.raises(guards.Stopped, match="at step 4,000"):
+            clone(part)
+    clone(part, resume=True)
+    assert (part / "evaluations.csv").read_text() == (whole / "evaluations.csv").read_text()
 
 
 @pytest.mark.slow

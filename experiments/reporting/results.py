@@ -212,7 +212,7 @@ def _unit(
         config = source.get("config") or source
         return Unit(
             name=printable(name),
-            kind=printable(plan.get("kind") or source.get("kind") or "train"),
+            kind=printable(plan.get("kind") or source.get("kind") or _kind(config)),
             env=printable(source.get("env") or plan.get("env") or ""),
             algo=printable(config.get("algo") or plan.get("algo") or ""),
             hidden=tuple(config.get("hidden") or plan.get("hidden") or ()),
@@ -278,6 +278,10 @@ def _unit(
         lanes=tuple(lanes),
         provenance=_provenance(number, summary),
     )
+
+
+def _kind(config: dict[str, Any]) -> str:
+    return "clone" if config.get("algo") == "bc" else "train"
 
 
 def _by_lane(

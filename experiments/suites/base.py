@@ -91,7 +91,7 @@ class Unit:
     """Lanes that are trained together in one directory.
 
     Attributes:
-      kind: `train`, or `clone` for behaviour cloning of an expert.
+      kind: `train`, or `clone` for behaviour cloning of an expert (see `cloning`).
       needs: units of the same suite that must be finished before.
       group: units of one group appear as one in reports.
       home: the suite that holds the unit's directory, if another suite trains the same lanes.

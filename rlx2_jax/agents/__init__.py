@@ -1,11 +1,12 @@
 """Algorithms as pure functions of one lane: `init`, `act`, `update`."""
 
-from rlx2_jax.agents import droq, sac, td3
+from rlx2_jax.agents import bc, droq, sac, td3
 from rlx2_jax.agents.algorithm import Algorithm as Algorithm
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.options import inherit_defaults
 
-ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in (td3.ALGORITHM, sac.ALGORITHM)}
+_OWN = (td3.ALGORITHM, sac.ALGORITHM, droq.ALGORITHM, bc.ALGORITHM)
+ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in _OWN}
 
 
 def register(algorithm: Algorithm, *, like: str) -> None:

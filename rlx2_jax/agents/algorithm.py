@@ -13,7 +13,8 @@ class Algorithm(NamedTuple):
     Attributes:
       name: its value of `Config.algo`.
       networks: how it shapes and runs its networks.
-      init: `(key, config, lane) -> state`; the state has the fields `actor` and `critic`.
+      init: `(key, config, lane) -> state`; the state has the fields `actor` and, unless
+        `networks.has_critic` is False, `critic`.
       act: `(state, obs, key, config, hyper) -> (action, noise-free action)`.
       update: `(state, batch, key, step, count, config, hyper) -> (state, metrics)`; `metrics` has
         `finite`, whether all gradients were.

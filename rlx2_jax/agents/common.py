@@ -120,11 +120,16 @@ def make_critic(key: Array, config: Config, lane: Lane) -> Network:
     )
 
 
+def networks_of(agent: Any) -> dict[str, Network]:
+    """The networks of an agent's state, by field."""
+    return {name: x for name, x in agent._asdict().items() if isinstance(x, Network)}
+
+
 def observe(agent: Any, obs: Array, active: Array | bool = True) -> Any:
     """An agent whose networks have taken new observations `[envs, obs]` into their running
     statistics, where `active`. Nothing changes for architectures without statistics."""
-    nets = {k: v for k, v in agent._asdict().items() if isinstance(v, Network)}
-    return agent._replace(**{k: networks.observe(v, obs, active) for k, v in nets.items()})
+    nets = networks_of(agent).items()
+    return agent._replace(**{name: networks.observe(x, obs, active) for name, x in nets})
 
 
 def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array:

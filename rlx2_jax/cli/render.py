@@ -19,10 +19,10 @@ import numpy as np
 from absl import flags
 
 from rlx2_jax.envs.base import EnvironmentFailure, failures_of, quiet_mujoco
+from rlx2_jax.envs.rollout import LONGEST
 from rlx2_jax.envs.spaces import Boxes
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor
-from rlx2_jax.export.episodes import LONGEST
 from rlx2_jax.training.evaluate import seeds
 from rlx2_jax.training.lane import Stream
 from rlx2_jax.training.run import RunError

@@ -70,6 +70,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("preset", "default", tuple(configs.PRESETS), text, **own)
     flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.", **own)
     flags.DEFINE_bool("resume", False, "Continue the run in --logdir (as rlx2 resume).", **own)
+    text = "A file of final/ of a finished run, to learn from: with td3 its Q, with bc its actions."
+    flags.DEFINE_string("expert", None, text, **own)
     define_time_limit(values, "Time limit of the environment; default: its own.")
     text = "Print the resolved settings and what they need (memory, disk, time), and stop."
     flags.DEFINE_bool("dry_run", False, text, **own)

@@ -39,6 +39,16 @@ class DeviceEnv:
     step: Callable[[EnvState, jax.Array], tuple[EnvState, TimeStep[jax.Array]]]
 
 
+def standing_still(spec: EnvSpec) -> DeviceEnv:
+    """An environment in which nothing happens, for training without environment steps."""
+    obs = jnp.zeros(spec.obs_dim)
+    state = EnvState((), obs, jnp.zeros(2, jnp.uint32), jnp.int32(0))
+    no = jnp.bool_(False)
+    return DeviceEnv(
+        spec, lambda key: state, lambda state, action: (state, TimeStep(obs, obs, obs[0], no, no))
+    )
+
+
 def from_functions(
     reset: Callable[[jax.Array], tuple[Any, jax.Array]],
     step: Callable[[Any, jax.Array], tuple[Any, jax.Array, ArrayLike, ArrayLike]],

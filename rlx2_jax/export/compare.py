@@ -9,6 +9,7 @@ import numpy as np
 from scipy import special
 
 from rlx2_jax import envs
+from rlx2_jax.envs.rollout import device_episode
 from rlx2_jax.export.episodes import Act, Episodes, play
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.stablehlo import function
@@ -69,21 +70,11 @@ def host_returns(run: Run | Task, act: Act, seed: int, episodes: int) -> np.ndar
 def device_episodes(run: Run | Task, policy: SparsePolicy, seed: int, episodes: int) -> Episodes:
     """Noise-free episodes in the run's device environments, all of them in one program."""
     env = envs.make_device(run.env, run.backend, **run.env_options)
-    horizon = env.spec.max_episode_steps
-    if horizon is None:
-        raise ValueError(f"{run.env} has no time limit: episodes on the device need one")
     act = function(policy)
 
     def episode(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def body(carry, _):
-            state, active = carry
-            state, step = env.step(state, act(state.obs[None])[0])
-            reward = jnp.where(active, step.reward, 0.0)
-            return (state, active & ~(step.terminated | step.truncated)), (reward, active)
-
-        start = (env.reset(key), jnp.ones((), bool))
-        rewards, active = jax.lax.scan(body, start, None, horizon)[1]
-        return jnp.sum(rewards), jnp.sum(active)
+        found = device_episode(env, lambda obs: (act(obs[None])[0], None), key)
+        return jnp.sum(found.reward), jnp.sum(found.active)
 
     keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
     returns, lengths = jax.jit(jax.vmap(episode))(keys)

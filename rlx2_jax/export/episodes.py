@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx2_jax.envs import HostEnvs
+from rlx2_jax.envs.rollout import host_episodes
 
 Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
-LONGEST = 100_000  # steps of an episode
 _AT_ONCE = 32  # environments
 
 
@@ -61,19 +61,11 @@ def _batch(
     before: int,
     progress: Callable[[int], None],
 ) -> Episodes:
-    obs, active = tasks.reset(seeds), np.ones(len(seeds), bool)
     total, length = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
-    for _ in range(LONGEST):
-        step = tasks.step(act(obs), active)
-        total += np.where(active, step.reward, 0.0)
+    for _, _, after, active in host_episodes(tasks, act, seeds):
+        total += np.where(active, after.reward, 0.0)
         length += active
-        ended = active & (step.terminated | step.truncated)
-        active &= ~ended
-        obs = step.obs
+        ended = active & (after.terminated | after.truncated)
         if ended.any():
-            progress(before + int((~active).sum()))
-        if not active.any():
-            return Episodes(total, length)
-    raise ValueError(
-        f"an episode did not end in {LONGEST:,} steps: give the environment a time limit"
-    )
+            progress(before + int((~active | ended).sum()))
+    return Episodes(total, length)

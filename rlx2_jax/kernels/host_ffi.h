@@ -1,10 +1,9 @@
-// XLA FFI handler that asks the host in the middle of a program, for jax.ffi.
+// XLA FFI handler that calls the host in the middle of a program, for jax.ffi.
 //
-//   rlx2_host(slot, question) -> (answer, status)
+//   rlx2_host(callback, input) -> (output, status)
 //
-// Rlx2SetHost fills a slot with a function, the memory where it looks for the question and the
-// memory where it leaves its answer. Only whoever owns a slot may fill it, and not while a program
-// that asks it is running.
+// `callback` holds the address of a HostCallback, low word first. Its owner keeps it alive while a
+// program that was given it runs, and passes 0 once it has been closed.
 
 #ifndef RLX2_COMPACT_HOST_FFI_H_
 #define RLX2_COMPACT_HOST_FFI_H_
@@ -16,33 +15,33 @@
 
 namespace {
 
-struct HostSlot {
-  int (*ask)();
-  void* question;
-  int64_t question_bytes;
-  const void* answer;
-  int64_t answer_bytes;
+// As `host_callback._Callback` in Python.
+struct HostCallback {
+  int (*call)();
+  void* input;  // where `call` reads
+  int64_t input_bytes;
+  const void* output;  // where `call` writes
+  int64_t output_bytes;
 };
-constexpr int kHostSlots = 1024;
-HostSlot host_slots[kHostSlots];
 
-ffi::Error HostImpl(ffi::Buffer<ffi::S32> slot, ffi::AnyBuffer question,
-                    ffi::Result<ffi::AnyBuffer> answer, ffi::Result<ffi::Buffer<ffi::S32>> status) {
-  if (slot.element_count() != 1 || status->element_count() != 1) {
-    return ffi::Error::InvalidArgument("rlx2: slot and status must be single numbers");
+ffi::Error HostImpl(ffi::Buffer<ffi::U32> callback, ffi::AnyBuffer input,
+                    ffi::Result<ffi::AnyBuffer> output, ffi::Result<ffi::Buffer<ffi::S32>> status) {
+  if (callback.element_count() != 2 || status->element_count() != 1) {
+    return ffi::Error::InvalidArgument("rlx2: a callback is two words, its status one");
   }
-  const int32_t at = slot.typed_data()[0];
-  if (at < 0 || at >= kHostSlots || host_slots[at].ask == nullptr) {
-    return ffi::Error::InvalidArgument("rlx2: nobody answers in this slot");
+  const uint32_t* words = callback.typed_data();
+  const uint64_t address = words[0] | static_cast<uint64_t>(words[1]) << 32;
+  if (address == 0) {
+    return ffi::Error::InvalidArgument("rlx2: no callback registered");
   }
-  const HostSlot& host = host_slots[at];
-  if (static_cast<int64_t>(question.size_bytes()) != host.question_bytes ||
-      static_cast<int64_t>(answer->size_bytes()) != host.answer_bytes) {
-    return ffi::Error::InvalidArgument("rlx2: question or answer does not fit the slot");
+  const HostCallback& host = *reinterpret_cast<const HostCallback*>(static_cast<uintptr_t>(address));
+  if (static_cast<int64_t>(input.size_bytes()) != host.input_bytes ||
+      static_cast<int64_t>(output->size_bytes()) != host.output_bytes) {
+    return ffi::Error::InvalidArgument("rlx2: input or output does not fit the callback");
   }
-  std::memcpy(host.question, question.untyped_data(), host.question_bytes);
-  status->typed_data()[0] = host.ask();
-  std::memcpy(answer->untyped_data(), host.answer, host.answer_bytes);
+  std::memcpy(host.input, input.untyped_data(), host.input_bytes);
+  status->typed_data()[0] = host.call();
+  std::memcpy(output->untyped_data(), host.output, host.output_bytes);
   return ffi::Error::Success();
 }
 
@@ -50,22 +49,10 @@ ffi::Error HostImpl(ffi::Buffer<ffi::S32> slot, ffi::AnyBuffer question,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Rlx2Host, HostImpl,
                               ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // slot
-                                  .Arg<ffi::AnyBuffer>()          // question
-                                  .Ret<ffi::AnyBuffer>()          // answer
+                                  .Arg<ffi::Buffer<ffi::U32>>()   // callback
+                                  .Arg<ffi::AnyBuffer>()          // input
+                                  .Ret<ffi::AnyBuffer>()          // output
                                   .Ret<ffi::Buffer<ffi::S32>>()   // status
 );
-
-extern "C" {
-
-int Rlx2HostSlots() { return kHostSlots; }
-
-// `ask` null empties the slot.
-void Rlx2SetHost(int slot, int (*ask)(), void* question, int64_t question_bytes,
-                 const void* answer, int64_t answer_bytes) {
-  if (slot < 0 || slot >= kHostSlots) return;
-  host_slots[slot] = {ask, question, question_bytes, answer, answer_bytes};
-}
-}
 
 #endif  // RLX2_COMPACT_HOST_FFI_H_

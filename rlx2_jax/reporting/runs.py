@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx2_jax import files
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.reporting import csvlog, markup, tables
 from rlx2_jax.reporting.document import document, image
 from rlx2_jax.reporting.markup import printable, tag
 from rlx2_jax.reporting.tables import Cell, Column, Table, Value
 from rlx2_jax.training import logging, summary
-from rlx2_jax.training.execute import SUMMARY
+from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.run import Run, label, lane_ledger, read_run
 from rlx2_jax.training.summary import LaneResult
 
@@ -79,10 +80,12 @@ def _results(run: Run, directory: Path, warnings: list[str]) -> list[LaneResult]
     """The lanes' histories and last metrics as the logs have them."""
     names = csvlog.names(directory / logging.METRICS)
     sparsities = [x for x in names if x.startswith(("actor_sparsity/", "critic_sparsity/"))]
+    critic = NETWORK_USE[run.config.algo].has_critic
+    last = [x for x in _LAST if critic or not x.startswith("critic_")]
     logs = []
     for file, columns in (
         (logging.EVALUATIONS, ("lane", "step", "mean_return")),
-        (logging.METRICS, ("lane", "step", *_LAST, *sparsities)),
+        (logging.METRICS, ("lane", "step", *last, *sparsities)),
     ):
         log = csvlog.read(directory / file, columns)
         warnings += log.problems

@@ -130,7 +130,7 @@ def ledger(
     """Parameters and FLOPs of one run, and their ratios to the dense run (appendix C.3).
 
     Args:
-      algo: "td3" or "sac".
+      algo: "td3", "sac" or another algorithm's name.
       obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
         obs_dim + action_dim inputs.
       actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; not used by
@@ -188,11 +188,12 @@ def ledger(
         )
 
     actor, critic = networks(does)
-    count = _positive("critics", critics)
+    count = _positive("critics", critics) if spec.has_critic else 0
     own = _figures(spec, actor, critic, count, batch, n, d, rates)
     none = _Rates(0.0, 0.0, 0.0)
     dense = _figures(spec, *networks(_METHODS["dense"]), count, batch, dense_n, d, none)
-    relative = Ratios(**{f.name: own[f.name] / dense[f.name] for f in fields(Ratios)})
+    ratio = lambda name: own[name] / dense[name] if dense[name] else 0.0  # noqa: E731
+    relative = Ratios(**{f.name: ratio(f.name) for f in fields(Ratios)})
     return Ledger(algo, method, n, actor.hidden, critic.hidden, relative, **own)
 
 
@@ -264,8 +265,8 @@ def _figures(
 ) -> dict[str, float]:
     """A ledger's numbers."""
     a, c = actor.flops, critic.flops
-    target = (n if spec.target_every_step else 1) * a + critics * c
-    judges = spec.actor_loss_critics or critics
+    target = (n if spec.target_every_step else 1) * a * spec.has_critic + critics * c
+    judges = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
     flops = {  # 3: a forward pass, and a backward pass of twice its cost
         "critic_update_flops": batch * (target + 3 * critics * c),
         "actor_update_flops": batch * (3 * a + judges * c) / d,
@@ -280,7 +281,7 @@ def _figures(
     }
     return flops | {
         "actor_parameters": actor.parameters,
-        "critic_parameters": critic.parameters,
+        "critic_parameters": critic.parameters * spec.has_critic,
         "online_parameters": actor.parameters + critics * critic.parameters,
         "total_parameters": spec.actor_copies * actor.parameters + 2 * critics * critic.parameters,
         "train_flops": sum(flops.values()),

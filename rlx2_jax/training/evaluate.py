@@ -4,25 +4,25 @@ Besides the return, the value error Q(s, a) - G: what the critic believes of its
 against the discounted return that followed, the quantity that section 4.2 is about.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax import networks
 from rlx2_jax.config import Lane
-from rlx2_jax.envs.base import MAX_SEED, EnvironmentFailure, HostEnvs
+from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
+from rlx2_jax.envs.rollout import Episode, device_episode, host_episodes
 from rlx2_jax.training.lane import LaneState, Stream, stream_key
-from rlx2_jax.training.program import Program, judge_lane
+from rlx2_jax.training.program import Program, judge_lane, online_networks
 from rlx2_jax.types import Array
 
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
 DIGITS = 16  # hexadecimal digits of a digest in `evaluations.csv`
-LONGEST = 100_000  # steps of an episode where the environment has no time limit
 _TAIL = 0.01  # a cut episode's steps count while γ^(steps left) is below this
 # Rewards of an odd task may be infinite or nan: so are the results, and that says it.
 _QUIET = np.errstate(invalid="ignore", over="ignore")
@@ -47,27 +47,15 @@ class Interrupted(Exception):
     """An evaluation was given up because the run has to stop."""
 
 
-class Judge(Protocol):
-    """Lanes that return actions and Q values; a `Program` is one."""
-
-    @property
-    def lanes(self) -> Sequence[Lane]: ...
-
-    def judge(self, state: Any, obs: np.ndarray) -> tuple[Array, Array]:
-        """Noise-free actions and their Q for `obs: [lanes, k, obs]`; nan where there is no Q."""
-        ...
-
-
 class HostEvaluator:
     """Evaluates all lanes of a program side by side in host environments."""
 
-    def __init__(self, envs: HostEnvs, program: Judge, episodes: int = EPISODES):
-        self.envs, self._program, self._episodes = envs, program, episodes
+    def __init__(self, envs: HostEnvs, program: Program, episodes: int = EPISODES):
+        self._envs, self._program, self._episodes = envs, program, episodes
         self._seeds = [
             s for lane in program.lanes for s in seeds(lane.seed, Stream.EVALUATION, episodes)
         ]
         self._discount = np.array([lane.discount for lane in program.lanes])
-        self._longest = envs.spec.max_episode_steps or LONGEST
 
     def __call__(self, state: Any, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """One episode in every environment.
@@ -77,41 +65,34 @@ class HostEvaluator:
           EnvironmentFailure: an environment raised, or does not end an episode.
         """
         lanes, k = len(self._program.lanes), self._episodes
-        obs = self.envs.reset(self._seeds)
-        active = np.ones(lanes * k, bool)
         rewards, values, actives = [], [], []
         cut = np.zeros(lanes * k, bool)
-        while active.any():
+
+        def act(obs: np.ndarray) -> np.ndarray:
             if stop():
                 raise Interrupted
-            if len(rewards) >= self._longest:
-                raise self._endless(int(np.argmax(active)))
             action, q = self._program.judge(state, obs.reshape(lanes, k, -1))
-            step = self.envs.step(np.array(action).reshape(lanes * k, -1), active)
-            rewards.append(np.where(active, step.reward, 0.0))
             values.append(np.array(q).reshape(-1))
-            actives.append(active.copy())
-            cut |= active & step.truncated & ~step.terminated
-            active &= ~(step.terminated | step.truncated)
-            obs = step.obs
+            return np.array(action).reshape(lanes * k, -1)
+
+        for _, _, after, active in host_episodes(self._envs, act, self._seeds):
+            rewards.append(np.where(active, after.reward, 0.0))
+            actives.append(active)
+            cut |= active & after.truncated & ~after.terminated
         return summarize(
             np.array(rewards), np.array(values), np.array(actives), cut, self._discount, k
         )
 
-    def _endless(self, index: int) -> EnvironmentFailure:
-        error = TimeoutError(
-            f"an evaluation episode has not ended after {self._longest:,} steps and the "
-            f"environment has no time limit: add one with --max_episode_steps"
-        )
-        return EnvironmentFailure("evaluation", index, error)
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # an environment may have failed
+            self._envs.close()
 
 
 class DeviceEvaluator:
     """The same inside XLA: one scan over the time limit."""
 
     def __init__(self, env: DeviceEnv, program: Program, episodes: int = EPISODES):
-        horizon = env.spec.max_episode_steps
-        if horizon is None:
+        if env.spec.max_episode_steps is None:
             raise ValueError(
                 "evaluation on the device needs a time limit: add one with --max_episode_steps"
             )
@@ -119,33 +100,29 @@ class DeviceEvaluator:
         config = program.config
         self._discount = np.array([lane.discount for lane in program.lanes])
 
-        def episode(key, actor, critic):
-            def body(carry, _):
-                env_state, active = carry
-                obs = env_state.obs[None]
-                action, q = judge_lane(actor, critic, obs, config.algo, config.critic_bounds)
-                env_state, step = env.step(env_state, action[0])
-                ended = step.terminated | step.truncated
-                out = (step.reward, q[0], active, active & step.truncated & ~step.terminated)
-                return (env_state, active & ~ended), out
+        def lane(seed: Array, agent: Any) -> Episode:
+            actor, critic = online_networks(agent)
 
-            return jax.lax.scan(body, (env.reset(key), jnp.ones((), bool)), None, horizon)[1]
+            def act(obs: Array) -> tuple[Array, Array]:
+                action, q = judge_lane(actor, critic, obs[None], config.algo, config.critic_bounds)
+                return action[0], q[0]
 
-        def lane(seed, actor, critic):
             keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
-            return jax.vmap(episode, (0, None, None))(keys, actor, critic)
+            return jax.vmap(lambda key: device_episode(env, act, key))(keys)
 
         self._run = jax.jit(jax.vmap(lane))
 
-    def __call__(self, state: LaneState) -> Evaluation:
-        agent = state.agent
-        outs = self._run(state.seed, networks.online(agent.actor), networks.online(agent.critic))
-        reward, q, active, cut = (
-            np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0) for x in outs
+    def __call__(self, state: LaneState, stop: Callable[[], bool] = lambda: False) -> Evaluation:
+        del stop  # one call for all episodes
+        reward, active, cut, q = (
+            np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0)
+            for x in self._run(state.seed, state.agent)
         )
-        reward = np.where(active, reward, 0.0)
         cut = np.asarray(cut.any(axis=0))
         return summarize(reward, q, active, cut, self._discount, self._episodes)
+
+    def close(self) -> None:
+        pass
 
 
 @_QUIET
@@ -187,18 +164,20 @@ def summarize(
     )
 
 
+def head(lane: Lane, number: int, step: int) -> dict[str, Any]:
+    """The first columns of `evaluations.csv` and `metrics.csv`."""
+    return {"lane": number, "method": lane.method, "seed": lane.seed, "step": step}
+
+
 @_QUIET
 def rows(
     found: Evaluation, lanes: Sequence[Lane], step: int, digests: Sequence[str], first: int = 0
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """The rows of `evaluations.csv`; `digests` are of the lanes' weights, `first` is the number of
     the first lane."""
     return [
         {
-            "lane": first + i,
-            "method": lane.method,
-            "seed": lane.seed,
-            "step": step,
+            **head(lane, first + i, step),
             "mean_return": float(found.returns[i].mean()),
             "std_return": float(found.returns[i].std()),
             "min_return": float(found.returns[i].min()),

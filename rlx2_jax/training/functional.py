@@ -20,6 +20,7 @@ from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import zeros
 from rlx2_jax.envs.base import EnvSpec
 from rlx2_jax.envs.device import DeviceEnv, EnvState, from_functions
+from rlx2_jax.envs.rollout import device_episode
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments
 from rlx2_jax.training.lane import ALGORITHMS, LaneState, Stream, stream_key
@@ -130,6 +131,8 @@ def make_train(
             f"the environment has sizes {env.spec[:2]} and config has "
             f"{(config.obs_dim, config.action_dim)}: use make_config(env, ...)"
         )
+    if lanes_.offline(config):
+        raise ValueError(f"algo={config.algo!r} learns from demonstrations: use rlx2.train")
     if evaluations and env.spec.max_episode_steps is None:
         raise ValueError("evaluation needs a time limit: set max_episode_steps, or evaluations=0")
     lane = configs.resolve(config, lane)
@@ -209,15 +212,9 @@ def _evaluate(env: DeviceEnv, config: Config, state: LaneState, episodes: int) -
     policy = ALGORITHMS[config.algo].mean_action
 
     def episode(i: Array) -> tuple[Array, Array]:
-        def body(carry: tuple[EnvState, Array], _: None):
-            env_state, active = carry
-            env_state, step = env.step(env_state, policy(actor, env_state.obs))
-            out = jnp.where(active, step.reward, 0.0), active
-            return (env_state, active & ~(step.terminated | step.truncated)), out
-
-        begin = (env.reset(stream_key(state.seed, Stream.EVALUATION, i)), jnp.ones((), bool))
-        rewards, active = jax.lax.scan(body, begin, None, env.spec.max_episode_steps)[1]
-        return rewards.sum(), active.sum()
+        key = stream_key(state.seed, Stream.EVALUATION, i)
+        found = device_episode(env, lambda obs: (policy(actor, obs), None), key)
+        return found.reward.sum(), found.active.sum()
 
     returns, lengths = jax.vmap(episode)(jnp.arange(episodes))
     return {"return": returns.mean(), "length": lengths.mean()}

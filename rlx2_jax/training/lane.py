@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks
 from rlx2_jax.agents import ALGORITHMS
-from rlx2_jax.agents.common import BY_COUNT, Due, observe, switched_n
+from rlx2_jax.agents.common import BY_COUNT, Due, networks_of, observe, switched_n
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import after, every
 from rlx2_jax.networks import convert
@@ -72,7 +72,7 @@ class LaneState(NamedTuple):
     """Everything that a lane carries from step to step."""
 
     seed: Array  # i32[], or raw key data u32[2]
-    agent: Any  # td3.State or sac.State
+    agent: Any  # the algorithm's state, e.g. td3.State
     replay: buffer.Buffer
     acting: Acting
     stats: Stats
@@ -104,7 +104,7 @@ def start(
     example = Transition(obs, action, ones, obs, ones > 0, ones > 0, _kept_mean(config, action))
     replay = buffer.init(config.capacity, example, horizon=horizon, n=config.n_max)
     zero = jnp.zeros((), jnp.int32)
-    nets = {"actor": agent.actor, "critic": agent.critic}
+    nets = networks_of(agent)
     stats = Stats(
         alive=jnp.ones((), bool),
         distance=jnp.zeros(()),
@@ -114,8 +114,9 @@ def start(
     )
     obs = jnp.asarray(obs, jnp.float32)
     acting = Acting(obs, action, action)
-    agent = observe(agent, obs)
-    if warmup_time(config) + 1 < config.n_max:
+    if not offline(config):
+        agent = observe(agent, obs)
+    if warmup_time(config) + 1 < config.n_max and not offline(config):
         raise ValueError(
             f"warmup={config.warmup} gives fewer steps than a window of n_max={config.n_max} has "
             f"when updates begin: use at least {(config.n_max - 1) * config.num_envs}"
@@ -137,14 +138,18 @@ def step(
         batched over lanes.
       learn: static; False in warm-up, that is while `t <= warmup_time(config)`.
     """
-    state = state._replace(agent=observe(state.agent, after.obs, state.stats.alive))
-    replay = _store(state, after, config, hyper, True)
-    length, stats = _trim(state.agent, replay, state.stats, t, config, hyper)
-    replay = replay._replace(length=length)
+    replay, stats = state.replay, state.stats
+    if not offline(config):
+        state = state._replace(agent=observe(state.agent, after.obs, stats.alive))
+        replay = _store(state, after, config, hyper, True)
+        length, stats = _trim(state.agent, replay, stats, t, config, hyper)
+        replay = replay._replace(length=length)
     agent, metrics = state.agent, {}
     if learn:
         agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, (BY_COUNT,), True)
     state = state._replace(agent=agent, replay=replay, stats=stats)
+    if offline(config):
+        return state, metrics
     return state._replace(acting=act(state, after.obs, t + 1, config, hyper)), metrics
 
 
@@ -166,13 +171,17 @@ def plain_step(
         in warm-up.
       active: False changes nothing.
     """
-    state = state._replace(agent=observe(state.agent, after.obs, active & state.stats.alive))
-    replay = _store(state, after, config, hyper, active)
+    replay = state.replay
+    if not offline(config):
+        state = state._replace(agent=observe(state.agent, after.obs, active & state.stats.alive))
+        replay = _store(state, after, config, hyper, active)
     agent, stats, metrics = state.agent, state.stats, {}
     if dues:
         agent, stats, metrics = _learn(state, replay, stats, t, config, hyper, dues, active)
         replay = _read_before_write(replay, (stats.alive, metrics))
     state = state._replace(agent=agent, replay=replay, stats=stats)
+    if offline(config):
+        return state, metrics
     acting = act(state, after.obs, t + 1, config, hyper)
     if active is not True:
         acting = jax.tree.map(lambda a, b: jnp.where(active, a, b), acting, state.acting)
@@ -194,6 +203,11 @@ def random_action(seed: Array, t: Array | int, config: Config) -> Array:
     """Warm-up's action, uniform in [-1, 1]: `[envs, act]`."""
     key = stream_key(seed, Stream.WARMUP, t)
     return jax.random.uniform(key, (config.num_envs, config.action_dim), minval=-1.0, maxval=1.0)
+
+
+def offline(config: Config) -> bool:
+    """Whether lanes learn from what their replay began with, without environment steps."""
+    return ALGORITHMS[config.algo].networks.offline
 
 
 def warmup_time(config: Config) -> int:
@@ -335,10 +349,10 @@ def _frozen_unless(alive: Array, hyper: Hyper) -> Hyper:
 def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper) -> Stats:
     """Counters of the mask updates that this gradient update may have held."""
     evolutions, ever = dict(stats.evolutions), dict(stats.ever)
-    for name, delay in (("critic", 1), ("actor", config.policy_delay)):
+    for name, live in networks_of(agent).items():
         own: Schedule = getattr(hyper, name)
+        delay = config.policy_delay if name == "actor" else 1
         evolutions[name] += (count % delay == 0) & own.due(count // delay)
-        live = getattr(agent, name)
         ever[name] = every(
             min(config.mask_interval * delay, NEVER),
             count,

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,9 @@ def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.
             f"--first_seed={first} with --seeds={seeds}: seeds go up to {NEVER}, use a "
             f"--first_seed of at most {NEVER - seeds + 1}"
         )
+
+    if values.get("expert") is not None:  # lanes name files relative to their run directory
+        fields = {**fields, "expert": os.path.abspath(values["expert"])}
 
     def lane(point: dict[str, Any], seed: int) -> configs.Lane:
         preset = configs.lane_preset(values["preset"], values["algo"], point["method"])

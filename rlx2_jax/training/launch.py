@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rlx2_jax import config as configs
 from rlx2_jax import envs
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER
@@ -51,7 +52,7 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
             "num_envs": settings.num_envs,
             "updates_per_step": _updates_per_step(settings),
             "steps": settings.steps,
-            "warmup": settings.warmup,
+            "warmup": 0 if NETWORK_USE[settings.algo].offline else settings.warmup,
             "capacity": capacity,
             "n_max": max(LANE["n"].default_of(settings.algo) if x is None else x for x in n),
             "mask_interval": _shared_interval("mask_interval", lanes),
@@ -128,6 +129,8 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
     for name, option in {**CONFIG, **RUN}.items():
         if name not in ("hidden", "execution") and getattr(settings, name, None) is not None:
             option.check(getattr(settings, name))
+    if NETWORK_USE[settings.algo].offline:
+        _check_offline(settings, lanes)
     config = make_config(settings, lanes, env_spec(settings))
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     preflight.check_size(config, settings.episodes, installed, backend=settings.env_backend)
@@ -156,6 +159,21 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
         pipeline=settings.pipeline,
         env_options=dict(settings.env_options),
     )
+
+
+def _check_offline(settings: Settings, lanes: Sequence[Lane]) -> None:
+    if settings.env_backend in envs.DEVICE_BACKENDS:
+        raise SettingError(
+            f"--env_backend={settings.env_backend}: with --algo={settings.algo} experts act on the "
+            f"host, use one of {envs.HOST_BACKENDS}"
+        )
+    if settings.num_envs != 1:
+        raise SettingError(
+            f"--num_envs={settings.num_envs}: --algo={settings.algo} takes no environment steps, "
+            f"leave it at 1"
+        )
+    if any(lane.expert is None for lane in lanes):
+        raise SettingError(f"--algo={settings.algo}: it imitates an expert, name one with --expert")
 
 
 # Measured on two cores: arithmetic per second of each form, and an environment's step.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +10,14 @@ import numpy as np
 
 from rlx2_jax import config as configs
 from rlx2_jax import networks
+from rlx2_jax.agents.common import observe
 from rlx2_jax.config import Config, Hyper, Lane
-from rlx2_jax.networks import convert
+from rlx2_jax.replay import buffer
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments, weights
 from rlx2_jax.training.lane import ALGORITHMS, LaneState
 from rlx2_jax.training.segments import Dues
-from rlx2_jax.types import Array, Bounds, Masks, Network, Params, TimeStep
-
-
-class Inspection(NamedTuple):
-    """What is reported of every lane between steps; all `[lanes]`."""
-
-    sparsity: dict[str, dict[str, Array]]  # network -> layer -> share of absent links
-    ever: dict[str, Array]  # network -> links that were live at any time
-    overlap: dict[str, Array]  # network -> share of the initial links that are live now
-    dead: dict[str, Array]  # network -> hidden units with no link in, or none out
-    length: Array  # transitions in the buffer
+from rlx2_jax.types import Array, Bounds, Params, TimeStep, Transition
 
 
 # Traced once for all programs that contain it, and for the shapes of what it reports.
@@ -59,12 +50,20 @@ def plain_lanes(
     return jax.vmap(one)(state, after, hyper)
 
 
+def online_networks(agent: Any) -> tuple[Params, Params | None]:
+    """The actor and the critics of an agent, bound; None where it has no critics."""
+    critic = getattr(agent, "critic", None)
+    return networks.online(agent.actor), None if critic is None else networks.online(critic)
+
+
 def judge_lane(
-    actor: Params, critic: Params, obs: Array, algo: str, bounds: Bounds | None
+    actor: Params, critic: Params | None, obs: Array, algo: str, bounds: Bounds | None
 ) -> tuple[Array, Array]:
-    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`. `bounds` as in
-    `networks.critic_input`."""
+    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`; nan without a
+    critic. `bounds` as in `networks.critic_input`."""
     action = ALGORITHMS[algo].mean_action(actor, obs)
+    if critic is None:
+        return action, jnp.full(obs.shape[:1], jnp.nan)
     return action, networks.minimum(networks.q_values(critic, obs, action, bounds))
 
 
@@ -73,6 +72,12 @@ def _start_lanes(
 ) -> LaneState:
     begin = functools.partial(lanes_.start, config, horizon=horizon)
     return jax.vmap(begin)(seeds, agents, obs)
+
+
+def _fill_lane(state: LaneState, data: Transition) -> LaneState:
+    add = lambda replay, row: (buffer.add(replay, row), None)  # noqa: E731
+    agent = observe(state.agent, data.obs.reshape(-1, data.obs.shape[-1]))
+    return state._replace(agent=agent, replay=jax.lax.scan(add, state.replay, data)[0])
 
 
 # Compiled once per Config, whatever number of groups of lanes there are: hyper-parameters and
@@ -87,9 +92,8 @@ _judge = jax.jit(
     )(actor, critic, obs),
     static_argnums=(3, 4),
 )
+_fill = jax.jit(jax.vmap(_fill_lane), donate_argnums=0)
 _networks = jax.jit(jax.vmap(weights.of_agent))
-_inspect = jax.jit(lambda *args: jax.vmap(_inspect_lane)(*args))
-_dense_masks = jax.jit(jax.vmap(lambda nets: {k: convert.dense_masks(v) for k, v in nets.items()}))
 
 
 def initial_agent(config: Config, lane: Lane) -> Any:
@@ -129,11 +133,15 @@ class Program:
         )
         state = _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
         experts = [lane.expert for lane in self.lanes]
-        if all(x is None for x in experts):
+        if all(x is None for x in experts) or lanes_.offline(self.config):
             return state
         if None in experts:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
         return state._replace(expert=stack([weights.expert(x, self.config) for x in experts if x]))
+
+    def fill(self, state: LaneState, data: Sequence[Transition]) -> LaneState:
+        """States whose replay holds `data`, `[rows, envs, ...]` for each lane. Donates `state`."""
+        return _fill(state, stack(data))
 
     def step(self, state: LaneState, after: TimeStep[Any], t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. Donates `state`."""
@@ -156,80 +164,8 @@ class Program:
 
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
-        agent = state.agent
-        actor, critic = networks.online(agent.actor), networks.online(agent.critic)
-        return _judge(actor, critic, obs, self.config.algo, self.config.critic_bounds)
-
-    def inspect(self, state: LaneState, initial: dict[str, Masks]) -> Inspection:
-        """Figures of the masks and the buffer; `initial` from `dense_masks`."""
-        length = state.replay.length * self.config.num_envs
-        return _inspect(_networks_by_name(state), state.stats.ever, initial, length)
-
-
-def dense_masks(state: LaneState) -> dict[str, Masks]:
-    """The masks of both networks of stacked lanes as boolean arrays."""
-    return _dense_masks(_networks_by_name(state))
-
-
-def _networks_by_name(state: LaneState) -> dict[str, Network]:
-    return {"actor": state.agent.actor, "critic": state.agent.critic}
-
-
-def _inspect_lane(
-    nets: dict[str, Network], ever: dict[str, list], initial: dict[str, Masks], length: Array
-) -> Inspection:
-    masks = {name: convert.dense_masks(net) for name, net in nets.items()}
-    layers = {name: _kernels(masks[name], net.members) for name, net in nets.items()}
-    first = {name: _kernels(initial[name], net.members) for name, net in nets.items()}
-
-    def live(kernels: dict[str, Array]) -> Array:
-        return jnp.asarray(sum(jnp.sum(m, dtype=jnp.int32) for m in kernels.values()))
-
-    return Inspection(
-        sparsity={
-            name: {key: 1.0 - jnp.mean(m.astype(jnp.float32)) for key, m in kernels.items()}
-            for name, kernels in layers.items()
-        },
-        ever={name: sum(map(_count_bits, bits), jnp.int32(0)) for name, bits in ever.items()},
-        overlap={
-            name: live({k: kernels[k] & first[name][k] for k in kernels}) / live(first[name])
-            for name, kernels in layers.items()
-        },
-        dead={name: _dead_units(net, layers[name]) for name, net in nets.items()},
-        length=length,
-    )
-
-
-def _count_bits(bits: Array) -> Array:
-    return jnp.sum(jax.lax.population_count(bits), dtype=jnp.int32)
-
-
-def _kernels(masks: Masks, members: int | None) -> dict[str, Array]:
-    """Weight masks `[in, out]` by name: `Dense_0`, or `q1/Dense_0` of the first critic."""
-    if members is not None:
-        return {
-            f"q{i + 1}/{name}": mask
-            for i in range(members)
-            for name, mask in _kernels(unstack(masks, i), None).items()
-        }
-    return {
-        "/".join(k.key for k in path if k.key != "kernel"): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(masks)[0]
-        if leaf.ndim == 2
-    }
-
-
-def _dead_units(network: Network, kernels: dict[str, Array]) -> Array:
-    """Hidden units that no link enters, or none leaves: i32[]."""
-    pairs = network.module.hidden_units()
-    members = range(network.members or 1)
-    heads = [""] if network.members is None else [f"q{i + 1}/" for i in members]
-    dead = [
-        jnp.sum(~(kernels[head + a].any(axis=0) & kernels[head + b].any(axis=1)), dtype=jnp.int32)
-        for head in heads
-        for a, b in pairs
-    ]
-    return sum(dead, jnp.zeros((), jnp.int32))
+        bound = online_networks(state.agent)
+        return _judge(*bound, obs, self.config.algo, self.config.critic_bounds)
 
 
 def stack(trees: Sequence[Any]) -> Any:

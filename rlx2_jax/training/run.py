@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,19 @@ from rlx2_jax import config as configs
 from rlx2_jax import envs, files
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.envs.device import standing_still
 from rlx2_jax.files import Damaged, Warn
 from rlx2_jax.sparse import accounting
+from rlx2_jax.training import demonstrations, weights
 from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.device_loop import DeviceLoop
+from rlx2_jax.training.evaluate import HostEvaluator
+from rlx2_jax.training.host_loop import HostLoop
 from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.limits import available_memory as available_memory
-from rlx2_jax.training.loop import DeviceLoop, HostLoop
+from rlx2_jax.training.loop import Loop
+from rlx2_jax.training.program import initial_agent
+from rlx2_jax.training.weights import Weights
 
 FORMAT = 5  # of the run directory
 # Fields of `Config` that directories of this format may lack, and what they then are.
@@ -205,7 +212,7 @@ def make_loop(
     only: Sequence[int] | None = None,
     *,
     limited: bool = True,
-) -> HostLoop | DeviceLoop:
+) -> Loop:
     """The loop of the run's backend; files that lanes name are relative to `directory`.
 
     Args:
@@ -221,10 +228,26 @@ def make_loop(
             env = _guarded(run, envs.make_device, run.env, run.backend)
             return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes, only=only)
         make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
+        if lanes_.offline(run.config):
+            return _offline_loop(run, lanes, make, only)
         options = {"episodes": run.episodes, "pipeline": run.pipeline, "only": only}
         return HostLoop(run.config, list(lanes), make, **options, limited=limited)
     except EnvironmentFailure as failure:
         raise LaneFailure(f"set-up: {failure}") from failure
+
+
+def _offline_loop(
+    run: Run, lanes: list[Lane], make: Callable[[int], envs.HostEnvs], only: Sequence[int] | None
+) -> DeviceLoop:
+    """Lanes that learn from as many of their expert's transitions as replay holds."""
+    env = make(1)
+    try:
+        data = demonstrations.of_lanes(run.config, lanes, env)
+    finally:
+        env.close()
+    evaluator = lambda p: HostEvaluator(make(len(p.lanes) * run.episodes), p, run.episodes)  # noqa: E731
+    options = {"episodes": run.episodes, "only": only, "make_evaluator": evaluator}
+    return DeviceLoop(run.config, lanes, standing_still(env.spec), data=data, **options)
 
 
 def _guarded(run: Run, make: Any, *args: Any) -> Any:
@@ -237,6 +260,20 @@ def with_paths(lane: Lane, directory: Path) -> Lane:
     names = ("weights", "masks", "expert")
     files = {name: getattr(lane, name) for name in names if getattr(lane, name)}
     return dataclasses.replace(lane, **{k: str(directory / v) for k, v in files.items()})
+
+
+def initial_networks(config: Config, lane: Lane, directory: Path) -> dict[str, Weights]:
+    """The dense initial weights and first masks of a lane, so that they can be rewound."""
+    config = dataclasses.replace(config, execution="masked")
+    own = with_paths(lane, directory)
+    begun = weights.of_agent(weights.given(initial_agent(config, lane), config, own))
+    if lane.tiny:
+        return begun
+    # A dense lane of the same seed has the weights off the mask as well.
+    none = {"actor_sparsity": 0.0, "critic_sparsity": 0.0, "masks": None}
+    dense = dataclasses.replace(own, **none)
+    whole = weights.of_agent(weights.given(initial_agent(config, dense), config, dense))
+    return {k: Weights(whole[k].weights, v.mask) for k, v in begun.items()}
 
 
 # Memory of a process without its lanes: imports, compiled programs, the compiler.
@@ -326,7 +363,9 @@ def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
         critics=config.critics,
         distribution=lane.distribution,
         dense_gradient=lane.grow != "random",
-        dynamic_buffer=bool(lane.trim_ratio) and interval <= config.steps,
+        dynamic_buffer=bool(lane.trim_ratio)
+        and interval <= config.steps
+        and not lanes_.offline(config),
     )
 
 

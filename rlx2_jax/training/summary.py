@@ -35,7 +35,7 @@ def summarize(run: Run, results: Sequence[LaneResult], **more: Any) -> dict[str,
                 "actor_sparsity": sparsity(last, "actor", config),
                 "critic_sparsity": sparsity(last, "critic", config),
                 "actor_evolutions": last["actor_evolutions"],
-                "critic_evolutions": last["critic_evolutions"],
+                "critic_evolutions": last.get("critic_evolutions"),
                 "n": last["n"],
                 "trims": last["trims"],
                 "buffer_length": last["buffer_length"],
@@ -91,8 +91,9 @@ def table(summary: dict[str, Any]) -> str:
     )
     lines = [head, "-" * len(head)]
     for row in summary["lanes"]:
-        sparsity = f"{100 * row['actor_sparsity']:.0f}/{100 * row['critic_sparsity']:.0f}%"
-        evolutions = f"{row['actor_evolutions']}/{row['critic_evolutions']}"
+        nets = ("actor", "critic") if row["critic_sparsity"] is not None else ("actor",)
+        sparsity = "/".join(f"{100 * row[f'{net}_sparsity']:.0f}" for net in nets) + "%"
+        evolutions = "/".join(str(row[f"{net}_evolutions"]) for net in nets)
         flops = row["ledger"]["relative"]["train_flops"]
         score = f"{row['final_score']:.1f} ({row['evaluations_used']})"
         lines.append(

@@ -78,7 +78,7 @@ def train(
 
 def _values(env: str, settings: dict[str, Any]) -> dict[str, Any]:
     """All settings in the form of the launcher's flag values."""
-    known = {*_OWN, *_OPTIONS, *lane_product.LANE_NAMES, "pipeline"}
+    known = {*_OWN, *_OPTIONS, *lane_product.LANE_NAMES, "expert", "pipeline"}
     for name in settings:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

@@ -167,6 +167,14 @@ def expert(path: str, config: Config) -> Params:
     return masked.bind(_stacked(critics), members=len(critics), module=module, stats=stats)
 
 
+def expert_actor(path: str, config: Config) -> Params:
+    """The deterministic actor of a trained agent as a callable, for behaviour cloning."""
+    actor, _, stats = load(Path(path))["actor"]
+    module = None if config.actor_module.chain else config.actor_module
+    actor, stats = jax.tree.map(jnp.asarray, (actor, stats))
+    return masked.bind(actor, module=module, stats=stats)
+
+
 def _check_shapes(what: str, tree: Any, like: Any) -> None:
     if jax.tree.map(np.shape, tree) != jax.tree.map(np.shape, like):
         raise ValueError(

@@ -1,0 +1,89 @@
+"""Episodes of a policy: one function for host environments, one for device environments."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.envs.base import EnvironmentFailure, HostEnvs
+from rlx2_jax.envs.device import DeviceEnv
+from rlx2_jax.types import TimeStep
+
+LONGEST = 100_000  # steps of an episode where the environment has no time limit
+
+
+class Moment(NamedTuple):
+    """One step of E host environments, each in its only episode."""
+
+    obs: np.ndarray  # f32[E, obs]: acted on
+    action: np.ndarray  # [E, act]
+    after: TimeStep[np.ndarray]  # [E, ...]
+    active: np.ndarray  # bool[E]: the episode had not ended before; other rows mean nothing
+
+
+def host_episodes(
+    envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], seeds: Sequence[int]
+) -> Iterator[Moment]:
+    """One episode in every environment, step by step, until all have ended.
+
+    Args:
+      act: `[E, obs] -> [E, act]` in [-1, 1].
+
+    Raises:
+      EnvironmentFailure: an environment raised, or does not end an episode.
+    """
+    longest = envs.spec.max_episode_steps or LONGEST
+    obs, active = envs.reset(seeds), np.ones(envs.num_envs, bool)
+    for _ in range(longest):
+        action = act(obs)
+        after = envs.step(action, active)
+        yield Moment(obs, action, after, active)
+        active = active & ~(after.terminated | after.truncated)
+        if not active.any():
+            return
+        obs = after.obs
+    error = TimeoutError(
+        f"an episode has not ended after {longest:,} steps and the environment has no time limit: "
+        f"add one with --max_episode_steps"
+    )
+    raise EnvironmentFailure("evaluation", int(np.argmax(active)), error)
+
+
+class Episode(NamedTuple):
+    """One episode on the device, in arrays over its time limit T; 0 and False after its end."""
+
+    reward: jax.Array  # f32[T]
+    active: jax.Array  # bool[T]: the step belongs to the episode
+    cut: jax.Array  # bool[T]: it was truncated at this step and did not terminate
+    extra: Any  # what `act` returned besides the action, also after the end
+
+
+def device_episode(
+    env: DeviceEnv, act: Callable[[jax.Array], tuple[jax.Array, Any]], key: jax.Array
+) -> Episode:
+    """The episode of an environment that begins with `key`, as one scan; needs a time limit.
+
+    Args:
+      act: `obs[obs] -> (action[act], extra)`.
+    """
+    if env.spec.max_episode_steps is None:
+        raise ValueError(
+            "episodes on the device need a time limit: add one with --max_episode_steps"
+        )
+
+    def step(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], Episode]:
+        state, active = carry
+        action, extra = act(state.obs)
+        state, after = env.step(state, action)
+        out = Episode(
+            jnp.where(active, after.reward, 0.0),
+            active,
+            active & after.truncated & ~after.terminated,
+            extra,
+        )
+        return (state, active & ~(after.terminated | after.truncated)), out
+
+    begin = (env.reset(key), jnp.ones((), bool))
+    return jax.lax.scan(step, begin, None, env.spec.max_episode_steps)[1]

@@ -1,0 +1,219 @@
+"""Takes a run directory into use: its settings are written or compared, its output checked."""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlx2_jax import files
+from rlx2_jax.envs import time_limit
+from rlx2_jax.files import Damaged
+from rlx2_jax.kernels import native
+from rlx2_jax.training import fingerprint, logging, manifest, weights
+from rlx2_jax.training.checkpoint import Checkpoints, Saved
+from rlx2_jax.training.run import (
+    CHECKPOINTS,
+    CONFIG,
+    Run,
+    RunError,
+    available_memory,
+    chunk_size,
+    disk_bytes,
+    has_run,
+    memory_bytes,
+    read_run,
+    resume_command,
+    with_time_limit,
+    without_time_limit,
+)
+
+# Fields that a run adds to the metadata of a checkpoint.
+_META = {"progress": list, "lanes": list, "exact": bool, "run": str, "fingerprint": dict}
+SUMMARY, CURVES = "summary.json", "curves.png"
+_PNG_END = b"IEND\xaeB`\x82"
+
+
+def claim(
+    run: Run, directory: Path, *, resume: bool, restart: bool, say: Callable[[str], None]
+) -> Run:
+    """Writes the run's settings to its directory, or checks that they match those there.
+
+    Returns the run with its number of lanes per chunk, which is fixed at the first start.
+    """
+    path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
+    resumed = resume and has_run(directory)
+    if resumed:
+        found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
+        found = _add_time_limit(found, run, say)
+        check_same_settings(found, run, directory)
+        _check_memory(found)
+        if restart:
+            _discard(directory)
+    else:
+        _refuse_other_files(directory)
+        found = dataclasses.replace(run, chunk=chunk_size(run, available_memory()))
+        _check_disk(found, directory)
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for file in (path, copy):
+            if not _holds(file, found):
+                files.write_json(file, found.to_json())
+        if restart or not resumed:
+            Checkpoints(copy.parent).begin()
+    except OSError as error:
+        raise RunError(
+            f"cannot write {CONFIG} to {directory} ({files.first_line(error)}): free some space, "
+            f"or choose another --logdir"
+        ) from error
+    return found
+
+
+def _add_time_limit(found: Run, wanted: Run, say: Callable[[str], None]) -> Run:
+    """The run in the directory, with the time limit that `wanted` adds to it."""
+    before = found.env_options
+    if wanted.env_options == before or without_time_limit(wanted).env_options != before:
+        return found
+    (name,) = time_limit(found.backend, 1)
+    steps = wanted.env_options[name]
+    say(f"warning: episodes end after {steps:,} steps from now on; before, they had no limit")
+    return with_time_limit(found, steps)
+
+
+def newest_checkpoint(
+    store: Checkpoints, run: Run, directory: Path, now: dict[str, Any], say: Callable[[str], None]
+) -> Saved | None:
+    """The newest good checkpoint, checked against the run; `now` is this process's fingerprint."""
+    begin_again = f"start again with {resume_command(run, directory)} --restart"
+    try:
+        saved = store.newest(say)
+    except Damaged as error:
+        raise RunError(f"{error}: restore them from a copy, or {begin_again}") from error
+    if saved is None:
+        if _trained(directory):
+            if not store.begun_only:
+                raise RunError(
+                    f"{directory} has results but no checkpoint to continue from: restore "
+                    f"{CHECKPOINTS}/ from a copy, or {begin_again}"
+                )
+            say("warning: this run had not saved a checkpoint yet: it begins again")
+        return None
+    try:
+        manifest.check_fields(saved.meta, _META)
+    except Damaged as error:
+        raise RunError(f"{error}: resume it with the version that wrote it") from error
+    own = (run.digest, without_time_limit(run).digest)
+    if saved.meta["run"] not in own or saved.meta["chunk"] >= -(-len(run.lanes) // run.chunk):
+        raise RunError(
+            f"the checkpoints in {directory} belong to a run with other settings than "
+            f"its {CONFIG}, or to another version of the program: restore the right "
+            f"{CONFIG}, or resume with the version that wrote them"
+        )
+    before = saved.meta["fingerprint"]
+    was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
+    if was != is_:
+        raise RunError(
+            f"this run was started with JAX_ENABLE_X64={was}, now it is {is_}: set it as it was"
+        )
+    for line in fingerprint.differences(before, now):
+        say(f"warning: {line}; results may differ from those of an uninterrupted run")
+    return saved
+
+
+def _holds(path: Path, run: Run) -> bool:
+    try:
+        return Run.from_json(files.read_json(path)) == run
+    except (Damaged, RunError):
+        return False
+
+
+def _refuse_other_files(directory: Path) -> None:
+    names = (CONFIG, f"{CHECKPOINTS}/{CONFIG}", f"{CHECKPOINTS}/states", *logging.LOGS, SUMMARY)
+    held = [name for name in names if (directory / name).exists()]
+    if held:
+        raise RunError(
+            f"{directory} already holds a run ({held[0]}): continue it with rlx2 resume, "
+            f"or choose another --logdir"
+        )
+
+
+def check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
+    """The form of execution, the chunk and names of lanes may differ: the run keeps those that it
+    began with."""
+
+    def plain(run: Run) -> dict[str, Any]:
+        own = [dataclasses.replace(x, execution="masked", name="") for x in run.lanes]
+        return dataclasses.replace(run, lanes=tuple(own), chunk=0).to_json()
+
+    ours, theirs = plain(wanted), plain(found)
+    other = [name for name in ours if ours[name] != theirs[name]]
+    if other:
+        raise RunError(
+            f"{directory} holds a run with other settings ({', '.join(other)} differ): choose "
+            f"another --logdir, or use the same settings"
+        )
+    if any(lane.execution == "compact" for lane in found.lanes) and native.execution() == "off":
+        raise RunError(
+            "this run has compact lanes, but RLX2_COMPACT=off switches them off: unset RLX2_COMPACT"
+        )
+
+
+def _check_memory(run: Run) -> None:
+    need, free = memory_bytes(run), available_memory()
+    if need > free:
+        raise RunError(
+            f"this run needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
+            f"available: free some, then resume again"
+        )
+
+
+def _check_disk(run: Run, directory: Path) -> None:
+    need, free = disk_bytes(run), shutil.disk_usage(directory).free
+    if need > free:
+        raise RunError(
+            f"checkpoints will take about {need / 1e9:.1f} GB and {directory} has "
+            f"{free / 1e9:.1f} GB free: free some, lower --capacity, or choose another --logdir"
+        )
+
+
+def _discard(directory: Path) -> None:
+    """Deletes the output of a run, but not its settings."""
+    for name in ("states", "data"):
+        shutil.rmtree(directory / CHECKPOINTS / name, ignore_errors=True)
+    for name in ("initial", "final"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in (*logging.LOGS, SUMMARY, CURVES):
+        files.discard(directory / name)
+
+
+def damaged(directory: Path) -> list[str]:
+    """Results of a finished run that are missing or were changed, by name: resuming it restores
+    them. Where its checkpoints were deleted, nothing is known of them and nothing is listed."""
+    store = Checkpoints(directory / CHECKPOINTS)
+    if not store.positions():
+        return []
+    run = read_run(directory, allow_imports=True)
+    found = ([] if _holds(directory / CONFIG, run) else [CONFIG]) + store.damaged()
+    for number in range(len(run.lanes)):
+        name = f"final/lane-{number}.npz"
+        try:
+            weights.load(directory / name)
+        except ValueError:
+            found.append(name)
+    try:
+        whole = (directory / CURVES).read_bytes().endswith(_PNG_END)
+    except OSError:
+        whole = False
+    return found if whole else [*found, CURVES]
+
+
+def _trained(directory: Path) -> bool:
+    """Whether a run has progressed beyond the evaluation before its first step."""
+    if (directory / SUMMARY).exists() or (directory / logging.METRICS).exists():
+        return True
+    path = directory / logging.EVALUATIONS
+    with contextlib.suppress(OSError):
+        steps = {line.split(",")[3] for line in path.read_text().splitlines()[1:]}
+        return bool(steps - {"0"})
+    return False

@@ -1,0 +1,102 @@
+"""Logs and other files of a run directory, and their copies among a checkpoint's data files.
+
+A log is copied in segments, each with what was added since the last checkpoint. Where one of file
+and copy was damaged, it is restored from the other.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlx2_jax import files
+from rlx2_jax.files import Log, Warn
+
+Entry = dict[str, Any]  # of `meta.json`, see `manifest.ENTRIES`
+
+
+def save_tail(data: Path, log: Log, made: list[Path]) -> Entry:
+    """Copies what a log has gained; the file is added to `made` first."""
+    begin = log.size - len(log.tail)
+    path = data / f"log-{begin}-{log.size}-{log.path.name}"
+    made.append(path)
+    sha256 = files.write_bytes(path, bytes(log.tail))
+    place = {"log": log.path.name, "begin": begin, "end": log.size}
+    return {**place, "file": path.name, "sha256": sha256}
+
+
+def save_file(data: Path, name: str, contents: bytes, made: list[Path]) -> Entry:
+    """Copies a file; the copy is added to `made` first."""
+    path = data / f"copy-{name.replace('/', '-')}"
+    made.append(path)
+    return {"name": name, "file": path.name, "sha256": files.write_bytes(path, contents)}
+
+
+def restore_log(data: Path, entries: Sequence[Entry], path: Path, warn: Warn) -> int:
+    """Cuts a log back to its segments, or rebuilds it; returns its size."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        files.discard(path)  # what it leads to is not ours to write to
+    size = entries[-1]["end"] if entries else 0
+    parts = [_segment(path, e) for e in entries]
+    for part, entry in zip(parts, entries):
+        copy = data / entry["file"]
+        if part is not None and files.file_digest(copy) != entry["sha256"]:
+            files.discard(copy)
+            files.write_bytes(copy, part)
+            warn(f"warning: {entry['file']} was damaged and has been copied from {path.name}")
+    if None not in parts:
+        if path.exists() and path.stat().st_size > size:
+            os.truncate(path, size)
+        return size
+    whole = b"".join((data / e["file"]).read_bytes() for e in entries)
+    files.discard(path)
+    files.write_bytes(path, whole)
+    warn(f"warning: {path.name} was damaged or incomplete and has been rebuilt")
+    return size
+
+
+def restore_files(run: Path, data: Path, entries: Sequence[Entry], warn: Warn) -> None:
+    """Repairs files of the run directory from their copies, and copies from the files."""
+    for entry in entries:
+        path, copy = run / entry["name"], data / entry["file"]
+        good = [files.file_digest(p) == entry["sha256"] for p in (path, copy)]
+        if not any(good):
+            warn(f"warning: {entry['name']} and its copy are damaged: it is lost")
+        elif not all(good):
+            source, other = (path, copy) if good[0] else (copy, path)
+            files.discard(other)
+            other.parent.mkdir(parents=True, exist_ok=True)
+            files.write_bytes(other, source.read_bytes())
+            warn(f"warning: {other.name} was missing or damaged and has been restored")
+
+
+def damaged(run: Path, logs: Sequence[Entry], copies: Sequence[Entry]) -> list[str]:
+    """Logs and copied files of the run directory that are not as they were, by name."""
+    sizes = {e["log"]: e["end"] for e in logs}
+    wrong = [e["log"] for e in logs if not holds(run / e["log"], e)]
+    wrong += [name for name, size in sizes.items() if _size(run / name) != size]
+    wrong += [e["name"] for e in copies if files.file_digest(run / e["name"]) != e["sha256"]]
+    return list(dict.fromkeys(wrong))
+
+
+def holds(path: Path, entry: Entry) -> bool:
+    """Whether a log has a segment."""
+    return _segment(path, entry) is not None
+
+
+def _segment(path: Path, entry: Entry) -> bytes | None:
+    """The bytes of a segment where the log has them, else None."""
+    try:
+        with files.open_regular(path) as file:
+            file.seek(entry["begin"])
+            data = file.read(entry["end"] - entry["begin"])
+    except OSError:
+        return None
+    return data if files.digest(data) == entry["sha256"] else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

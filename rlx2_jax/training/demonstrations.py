@@ -1,0 +1,50 @@
+"""What experts did, as transitions: the replay of lanes that learn offline (section 5.3)."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from rlx2_jax import networks
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.envs import HostEnvs
+from rlx2_jax.envs.rollout import host_episodes
+from rlx2_jax.training import weights
+from rlx2_jax.training.evaluate import seeds
+from rlx2_jax.training.lane import Stream
+from rlx2_jax.types import Transition
+
+
+def demonstrate(
+    act: Callable[[np.ndarray], np.ndarray], env: HostEnvs, seed: int, transitions: int
+) -> Transition:
+    """The first `transitions` of an expert's noise-free episodes in one environment, which have
+    seeds of their own: `[transitions, 1, ...]`."""
+    found: list[Transition] = []
+    episode = 0
+    while len(found) < transitions:
+        episode += 1  # a seed for each, whatever their lengths: one stream for the whole set
+        first = seeds(seed, Stream.DEMONSTRATION, episode)[-1:]
+        for obs, action, after, _ in host_episodes(env, act, first):
+            ends = (after.terminated, after.truncated)
+            found.append(Transition(obs, action, after.reward, after.next_obs, *ends, action))
+    return jax.tree.map(lambda *rows: np.stack(rows), *found[:transitions])
+
+
+def of_lanes(config: Config, lanes: Sequence[Lane], env: HostEnvs) -> list[Transition]:
+    """As many transitions of each lane's expert as replay holds, with the lane's seed."""
+    policy = jax.jit(networks.policy)
+    keys = [(str(lane.expert), lane.seed) for lane in lanes]
+    found: dict[tuple[str, int], Transition] = {}
+    for path, seed in dict.fromkeys(keys):
+        actor = weights.expert_actor(path, config)
+        obs = jax.ShapeDtypeStruct((1, config.obs_dim), np.float32)
+        outputs = jax.eval_shape(policy, actor, obs).shape[-1]
+        if outputs != config.action_dim:
+            raise ValueError(
+                f"the actor of {path} has {outputs} outputs for {config.action_dim} actions: name "
+                f"a file of a TD3 run on this environment"
+            )
+        act = lambda obs, actor=actor: np.asarray(policy(actor, obs))  # noqa: E731
+        found[path, seed] = demonstrate(act, env, seed, config.capacity)
+    return [found[key] for key in keys]

@@ -1,0 +1,160 @@
+"""The training loop of environments on the host."""
+
+import contextlib
+import time as clock
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.config import Config, Lane
+from rlx2_jax.envs import EnvironmentFailure, HostEnvs
+from rlx2_jax.replay import buffer
+from rlx2_jax.training import host_callback, plan
+from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.callback_runner import CallbackRunner
+from rlx2_jax.training.evaluate import HostEvaluator, seeds
+from rlx2_jax.training.lane import LaneState, Stream
+from rlx2_jax.training.lane_group import Group, explain
+from rlx2_jax.training.loop import Loop, Stop, chosen
+from rlx2_jax.training.snapshot import Snapshot
+
+
+class HostLoop(Loop):
+    """Environments on the host, groups of lanes in parallel: while the device updates one
+    group, the host steps the environments of another. If all lanes share one program they are cut
+    into groups (`plan.groups`); otherwise each program (`plan.parts`) is a group.
+
+    Where programs can call the host (`host_callback`), each group runs in a loop on the device;
+    elsewhere every step is dispatched by itself, groups in turn.
+
+    Attributes:
+      seconds: time spent in environments, for benchmarks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        lanes: list[Lane],
+        make_envs: Callable[[int], HostEnvs],
+        *,
+        episodes: int = 10,
+        pipeline: bool = True,
+        callbacks: bool | None = None,
+        only: Sequence[int] | None = None,
+        limited: bool = True,
+    ):
+        """`callbacks`: whether programs call the host; None: if they can. `only`: positions of
+        lanes; groups without any of them are left out, the others are as with all lanes.
+        `limited`: False where the environment had no time limit when the run began."""
+        parts = plan.parts(config, lanes)
+        if len(parts) == 1:
+            parts = plan.groups(parts[0])
+        parts = chosen(parts, only)
+        groups = [Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
+        super().__init__(
+            groups,
+            [list(part.lanes) for part in parts],
+            lambda: [
+                HostEvaluator(make_envs(len(g.program.lanes) * episodes), g.program, episodes)
+                for g in groups
+            ],
+            episodes,
+        )
+        self._pipeline = pipeline
+        self._envs_per_lane = config.num_envs
+        self.seconds = 0.0
+        self._envs = [make_envs(len(part.lanes) * config.num_envs) for part in parts]
+        for group, envs in zip(self._groups, self._envs):
+            first = [
+                s
+                for lane in group.program.lanes
+                for s in seeds(lane.seed, Stream.ENVIRONMENT, config.num_envs)
+            ]
+            try:
+                obs = envs.reset(first)
+            except EnvironmentFailure as failure:
+                raise explain(failure, group.program.lanes, config.num_envs, "reset") from failure
+            group.start(self._by_lane(obs), envs.spec.max_episode_steps if limited else None)
+        callbacks = host_callback.available() if callbacks is None else callbacks
+        self._runner = CallbackRunner(groups, self._envs, pipeline) if callbacks else None
+
+    def advance(self, until: int, stop: Stop) -> None:
+        if self._runner is None:
+            self._advance_in_turn(until, stop)
+            return
+        try:
+            self._runner.advance(until, stop)
+        finally:
+            self.time = min(group.time for group in self._groups)
+            self.seconds += self._runner.seconds
+
+    def _advance_in_turn(self, until: int, stop: Stop) -> None:
+        """A call for each step of each group."""
+        for t in range(self.time + 1, until + 1):
+            for group, envs in zip(self._groups, self._envs):
+                if group.time < t:  # one half may be ahead where the other's environment failed
+                    self._step(group, envs, t)
+            self.time = t
+            if stop():
+                return
+
+    def _step(self, group: Group, envs: HostEnvs, t: int) -> None:
+        action = np.array(group.state.acting.action)  # waits for the device
+        start = clock.perf_counter()
+        try:
+            step = envs.step(action.reshape(envs.num_envs, -1))
+        except EnvironmentFailure as failure:
+            raise group.explain(failure) from failure
+        self.seconds += clock.perf_counter() - start
+        after = jax.tree.map(self._by_lane, step)
+        group.state, metrics = group.program.step(group.state, after, t)
+        group.metrics = metrics or group.metrics
+        group.time = t
+        if not self._pipeline:
+            jax.block_until_ready(group.state)
+
+    def _by_lane(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, self._envs_per_lane, *x.shape[1:])
+
+    def snapshots(self) -> list[Snapshot]:
+        return [Snapshot(g.time, g.state, e.state()) for g, e in zip(self._groups, self._envs)]
+
+    def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
+        """Continues from `snapshots`; where environments cannot, with new episodes."""
+        for group, envs, saved in zip(self._groups, self._envs, snapshots):
+            try:
+                obs = envs.restore(saved.env)
+            except EnvironmentFailure as failure:
+                lanes = group.program.lanes
+                raise explain(failure, lanes, self._envs_per_lane, "restart") from failure
+            group.state, group.time = saved.state, saved.time
+            if not (exact and envs.exact_restore):
+                group.state = _restart(group, self._by_lane(obs))
+        self.time = min(group.time for group in self._groups)
+
+    @property
+    def exact_restore(self) -> bool:
+        return all(envs.exact_restore for envs in self._envs)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        for envs in self._envs:
+            with contextlib.suppress(Exception):  # an environment may have failed
+                envs.close()
+        super().close()
+
+
+def _restart(group: Group, obs: np.ndarray) -> LaneState:
+    """The lanes' states with new episodes begun at `obs`, the old ones cut off."""
+    config, t = group.program.config, group.time + 1
+
+    def one(state: LaneState, obs: jax.Array, hyper: Any) -> LaneState:
+        state = state._replace(replay=buffer.cut(state.replay))
+        return state._replace(acting=lanes_.act(state, obs, jnp.int32(t), config, hyper))
+
+    restart = jax.jit(jax.vmap(one), donate_argnums=0)
+    return restart(group.state, jnp.asarray(obs), group.program.hyper)
