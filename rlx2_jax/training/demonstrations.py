@@ -1,6 +1,7 @@
 """What experts did, as transitions: the replay of lanes that learn offline (section 5.3)."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,8 @@ def demonstrate(
         first = seeds(seed, Stream.DEMONSTRATION, episode)[-1:]
         for obs, action, after, _ in host_episodes(env, act, first):
             ends = (after.terminated, after.truncated)
-            found.append(Transition(obs, action, after.reward, after.next_obs, *ends, action))
+            row: tuple[Any, ...] = (obs, action, after.reward, after.next_obs, *ends, action)
+            found.append(Transition(*row))
     return jax.tree.map(lambda *rows: np.stack(rows), *found[:transitions])
 
 

@@ -10,10 +10,9 @@ from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config
 from rlx2_jax.option_table import MAX_LANES, SIZES
 from rlx2_jax.options import NEVER
-from rlx2_jax.training import execute as execution
 from rlx2_jax.training import fingerprint
 from rlx2_jax.training import lane as lanes_
-from rlx2_jax.training.run import Run, available_memory, chunk_size, disk_bytes
+from rlx2_jax.training.run import CONFIG, Run, available_memory, chunk_size, disk_bytes
 from rlx2_jax.training.settings import SettingError
 
 # Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
@@ -118,7 +117,7 @@ def check_disk(run: Run, directory: Path) -> None:
 
 def _check_directory(logdir: Path) -> None:
     try:
-        taken = (logdir / execution.CONFIG).exists()
+        taken = (logdir / CONFIG).exists()
         parent = _existing(logdir)
     except (OSError, ValueError) as error:
         raise SettingError(f"--logdir={logdir}: {error}") from error
