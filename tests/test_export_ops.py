@@ -59,19 +59,22 @@ FORMATS = ["npz", "onnx", "stablehlo", *(pytest.param(x, marks=needs_compiler) f
 def test_each_operation_by_itself(op, format_, tmp_path):
     """Between two linear ones, which are the identity, against JAX."""
     rng = np.random.default_rng(0)
-    x = np.float32(0.3 * rng.normal(size=(50, 6)) + 0.1)
-    scale, bias = np.float32(rng.normal(size=(2, 6)))
-    weight = np.float32(rng.normal(size=(6, 6)))
+    x = (0.3 * rng.normal(size=(50, 6)) + 0.1).astype(np.float32)
+    scale, bias = rng.normal(size=(2, 6)).astype(np.float32)
+    weight = rng.normal(size=(6, 6)).astype(np.float32)
     wide = lambda a: jnp.asarray(a)[None]  # noqa: E731
     middle, wanted = {
         "linear": ([Linear.of(weight, weight > 0, bias)], x @ (weight * (weight > 0)).T + bias),
         "relu": ([Relu()], jax.nn.relu(x)),
-        "normalize": ([Normalize.of(bias, abs(scale))], (x - bias) * abs(scale)),
+        "normalize": ([Normalize.make(bias, abs(scale))], (x - bias) * abs(scale)),
         "layer_norm": (
-            [LayerNorm.of(scale, bias, 1e-3)],
+            [LayerNorm.make(scale, bias, 1e-3)],
             jax.nn.standardize(jnp.asarray(x), epsilon=1e-3) * wide(scale) + wide(bias),
         ),
-        "save": ([Save(), Normalize.of(bias, abs(scale)), AddSaved()], x + (x - bias) * abs(scale)),
+        "save": (
+            [Save(), Normalize.make(bias, abs(scale)), AddSaved()],
+            x + (x - bias) * abs(scale),
+        ),
         "add_saved": ([Save(), Save(), Relu(), AddSaved(), AddSaved()], 2 * x + np.maximum(x, 0)),
     }[op]
     policy = SparsePolicy("test", (identity(6), *middle, identity(6)))
@@ -131,7 +134,8 @@ def test_c_of_any_program_is_in_bounds_for_every_input(seed, int8, tmp_path):
     wild = rng.choice([*LARGE, np.nan, np.inf, -np.inf], (300, policy.obs_dim)).astype(np.float32)
     assert (np.abs(act(wild)) <= 1).all()
     if seed == "simba":  # where digits of numbers near 1e38 do not decide
-        large = np.float32(np.exp(rng.uniform(0, 87, (300, 1))) * rng.normal(size=(300, 7)))
+        large = np.exp(rng.uniform(0, 87, (300, 1))) * rng.normal(size=(300, 7))
+        large = large.astype(np.float32)
         assert (np.abs(act(large) - exact.act(large)).max(axis=1) <= 1e-4).mean() > 0.95
 
 
@@ -150,8 +154,8 @@ def test_the_watched_form_computes_the_same(int8, tmp_path, monkeypatch):
 def test_large_numbers_by_hand(tmp_path):
     """3e38 - -3e38 is no float, nor is the variance of numbers near 1e38."""
     ops = (
-        Normalize.of([-3e38] * 4, [1, 1e-38, 1, 1]),
-        LayerNorm.of([1, 1, -1, 3e38], [0, 0, 0, 3e38], 1e-6),
+        Normalize.make([-3e38] * 4, [1, 1e-38, 1, 1]),
+        LayerNorm.make([1, 1, -1, 3e38], [0, 0, 0, 3e38], 1e-6),
         identity(4),
     )
     act = compile_policy(SparsePolicy("test", ops), tmp_path)
@@ -207,14 +211,14 @@ LINEAR = identity(3)
         ((Normalize(ONES * np.nan, ONES), LINEAR), "means of op 0 .* not all finite"),
         ((Normalize(ONES[None], ONES), LINEAR), r"means of op 0 .*: float32\(1, 3\)"),
         ((Normalize(ONES, ONES[:2]), LINEAR), r"scales of op 0 .*: float32\(2,\)"),
-        ((LayerNorm.of(ONES, ONES * np.nan, 1e-6), LINEAR), "biases of op 0 .* not all finite"),
-        ((LayerNorm.of(ONES, ONES[:1], 1e-6), LINEAR), "biases of op 0"),
-        ((LayerNorm.of(ONES, ONES, 0), LINEAR), r"epsilon of op 0 \(layer_norm\) is 0"),
-        ((LayerNorm.of(ONES, ONES, -1), LINEAR), "epsilon of op 0"),
-        ((LayerNorm.of(ONES, ONES, np.nan), LINEAR), "epsilon of op 0"),
-        ((LayerNorm.of(ONES, ONES, [1e-6]), LINEAR), "epsilon of op 0"),
+        ((LayerNorm.make(ONES, ONES * np.nan, 1e-6), LINEAR), "biases of op 0 .* not all finite"),
+        ((LayerNorm.make(ONES, ONES[:1], 1e-6), LINEAR), "biases of op 0"),
+        ((LayerNorm.make(ONES, ONES, 0), LINEAR), r"epsilon of op 0 \(layer_norm\) is 0"),
+        ((LayerNorm.make(ONES, ONES, -1), LINEAR), "epsilon of op 0"),
+        ((LayerNorm.make(ONES, ONES, np.nan), LINEAR), "epsilon of op 0"),
+        ((LayerNorm.make(ONES, ONES, [1e-6]), LINEAR), "epsilon of op 0"),
         (
-            (LINEAR, LayerNorm.of(ONES[:2], ONES[:2], 1e-6), LINEAR),
+            (LINEAR, LayerNorm.make(ONES[:2], ONES[:2], 1e-6), LINEAR),
             r"op 1 \(layer_norm\) takes 2 inputs, but there are 3",
         ),
         ((*[Relu()] * 1000, LINEAR), "1,001 operations: at most 1,000"),

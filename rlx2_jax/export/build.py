@@ -53,7 +53,7 @@ def _op(step: tuple[Any, ...], params: Mapping[str, Any], masks: Mapping[str, An
     if name not in _BY_NAME:
         raise ValueError(f"there is no operation {name!r:.40}: use one of {', '.join(_BY_NAME)}")
     if name != Linear.name:
-        return _BY_NAME[name].of(*arrays)
+        return _BY_NAME[name].make(*arrays)
     for key in arrays[0].split("/"):
         params, masks = params[key], masks[key]
     kernel, bias = (np.asarray(params[k], np.float32) for k in ("kernel", "bias"))

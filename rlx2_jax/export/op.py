@@ -11,7 +11,7 @@ class Op:
     name: ClassVar[str]
 
     @classmethod
-    def of(cls, *arrays: Any) -> Self:
+    def make(cls, *arrays: Any) -> Self:
         """From anything that converts to float32."""
         return cls(*(np.asarray(a, np.float32) for a in arrays))
 

@@ -63,7 +63,7 @@ class LayerNorm(Op):
     def check(self, where: str) -> None:
         check_array(self.scale, np.float32, self.scale.size, f"scales of {where}")
         check_array(self.bias, np.float32, self.size, f"biases of {where}")
-        low, high = np.float32(EPSILONS)
+        low, high = np.array(EPSILONS, np.float32)
         if self.epsilon.shape or not low <= self.epsilon <= high:
             raise ValueError(f"epsilon of {where} is {self.epsilon}, not within {EPSILONS}")
 
