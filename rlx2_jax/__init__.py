@@ -17,11 +17,14 @@ from rlx2_jax._version import __version__
 
 if TYPE_CHECKING:
     from rlx2_jax.agents import bc as bc
+    from rlx2_jax.agents import register_algorithm as register_algorithm
     from rlx2_jax.agents import sac as sac
     from rlx2_jax.agents import td3 as td3
     from rlx2_jax.config import Config as Config
     from rlx2_jax.config import Lane as Lane
+    from rlx2_jax.export.exporters import register_exporter as register_exporter
     from rlx2_jax.export.load import load_policy as load_policy
+    from rlx2_jax.networks import register_architecture as register_architecture
     from rlx2_jax.replay import buffer as buffer
     from rlx2_jax.replay import returns as returns
     from rlx2_jax.sparse import masks as masks
@@ -51,6 +54,9 @@ _HOMES = {
     **dict.fromkeys(("register_drop", "register_grow"), "sparse.rules"),
     **dict.fromkeys(("get_masks", "sparsify"), "sparse.optimizer"),
     "load_policy": "export.load",
+    "register_algorithm": "agents",
+    "register_architecture": "networks",
+    "register_exporter": "export.exporters",
     "register_metric": "training.metrics",
     "train": "training.train",
 }

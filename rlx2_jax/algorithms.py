@@ -34,7 +34,7 @@ class NetworkUse(NamedTuple):
     offline: bool = False
 
 
-# By name; `agents.register` adds to it.
+# By name; `agents.register_algorithm` adds to it.
 NETWORK_USE = {
     "td3": NetworkUse(1, "uniform", 2, 1, False, n_step=3, policy_delay=2, expert=True),
     "sac": NetworkUse(2, "orthogonal", 1, None, True, n_step=2, policy_delay=1),

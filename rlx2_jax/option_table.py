@@ -8,7 +8,7 @@ from rlx2_jax.options import NEVER, Option
 from rlx2_jax.sparse import masks, rules
 from rlx2_jax.sparse.topology import REGROW
 
-ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register` adds to it
+ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register_algorithm` adds to it
 MAX_LANES = 1024
 SIZES = ("hidden", "width", "blocks")  # of networks; an architecture has some of them
 _FEW = 65_536  # environments, episodes, updates of one time step

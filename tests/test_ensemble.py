@@ -94,15 +94,15 @@ def test_the_ledger_counts_all_critics():
 def test_an_algorithm_is_a_value():
     """One that is SAC under another name is configured and trained like it."""
     own = Algorithm("soft", NETWORK_USE["sac"], sac.init, sac.act, sac.update, sac.mean_action)
-    agents.register(own, like="sac")
+    agents.register_algorithm(own, like="sac")
     try:
         cfg, like = (config.make(name, 3, 1) for name in ("soft", "sac"))
         assert dataclasses.replace(cfg, algo="sac") == like
         assert cfg.actor_layers == like.actor_layers and cfg.scheme == like.scheme
         with pytest.raises(ValueError, match="already an algorithm 'td3'"):
-            agents.register(own._replace(name="td3"), like="sac")
+            agents.register_algorithm(own._replace(name="td3"), like="sac")
         with pytest.raises(ValueError, match="like='none'"):
-            agents.register(own._replace(name="other"), like="none")
+            agents.register_algorithm(own._replace(name="other"), like="none")
     finally:
         for table in (agents.ALGORITHMS, NETWORK_USE, _INHERITED):
             table.pop("soft")

@@ -19,7 +19,6 @@ from rlx2_jax.training.checkpoint import Checkpoints
 from rlx2_jax.training.run import Run, make_loop
 from rlx2_jax.types import Network
 
-
 FORMS = [
     pytest.param(("td3", "masked"), id="td3-masked"),
     pytest.param(("sac", "compact"), id="sac-compact", marks=pytest.mark.slow),

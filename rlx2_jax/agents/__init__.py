@@ -9,7 +9,7 @@ _OWN = (td3.ALGORITHM, sac.ALGORITHM, droq.ALGORITHM, bc.ALGORITHM)
 ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in _OWN}
 
 
-def register(algorithm: Algorithm, *, like: str) -> None:
+def register_algorithm(algorithm: Algorithm, *, like: str) -> None:
     """Adds an algorithm, so that configurations and `--algo` can name it.
 
     Args:
@@ -24,4 +24,4 @@ def register(algorithm: Algorithm, *, like: str) -> None:
     ALGORITHMS[algorithm.name] = algorithm
 
 
-register(droq.ALGORITHM, like="sac")
+register_algorithm(droq.ALGORITHM, like="sac")

@@ -21,8 +21,9 @@ from rlx2_jax._version import __version__
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor, c, compare, manifest, onnx
-from rlx2_jax.export.bundle import FORMATS, Bundle, CheckFailed
+from rlx2_jax.export.bundle import Bundle, CheckFailed
 from rlx2_jax.export.episodes import Act
+from rlx2_jax.export.exporters import EXPORTERS
 from rlx2_jax.export.quantize import dequantized
 from rlx2_jax.training.run import Run, RunError
 
@@ -35,9 +36,9 @@ class ExportError(Exception):
 
 def check_formats(formats: list[str], int8: bool) -> list[str]:
     """The formats asked for, once each, and whether they can be made."""
-    unknown = [f for f in formats if f not in FORMATS]
+    unknown = [f for f in formats if f not in EXPORTERS]
     if unknown or not formats:
-        raise ExportError(f"--format={','.join(formats)}: use one or more of {','.join(FORMATS)}")
+        raise ExportError(f"--format={','.join(formats)}: use one or more of {','.join(EXPORTERS)}")
     if int8 and "c" not in formats:
         raise ExportError("--int8 is a form of the C file: add c to --format")
     if "onnx" in formats:
@@ -70,7 +71,7 @@ def export_lane(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Exports one lane's newest actor; returns what `manifest.json` holds."""
-    formats = check_formats(list(FORMATS if formats is None else formats), int8)
+    formats = check_formats(list(EXPORTERS if formats is None else formats), int8)
     c.check_name(name)
     run = actor.read_run(logdir, allow_imports=allow_imports)
     found = actor.actor_of(run, logdir, lane)
@@ -130,7 +131,7 @@ def define_flags(values: flags.FlagValues) -> None:
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_string("logdir", None, "Run directory to read.", **own)
     flags.DEFINE_integer("lane", 0, "Lane of the run.", **own)
-    flags.DEFINE_list("format", list(FORMATS), "One or more of c, npz, onnx, stablehlo.", **own)
+    flags.DEFINE_list("format", list(EXPORTERS), f"One or more of {', '.join(EXPORTERS)}.", **own)
     flags.DEFINE_string("out", None, "Directory; default: <logdir>/export/lane-<lane>.", **own)
     flags.DEFINE_string("name", "policy", "Name of the files and of the C function.", **own)
     flags.DEFINE_bool("int8", False, "Also write a C file with 8-bit weights.", **own)

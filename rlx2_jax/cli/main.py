@@ -67,6 +67,11 @@ def _run(name: str, argv: list[str]) -> int:
     module = _import(f"rlx2_jax.cli.{name}")
     logging.set_verbosity(logging.WARNING)  # Orbax logs every file
     values = flags.FlagValues()
+    _define_use(values)
+    try:
+        _import_extensions(argv)
+    except (flags.Error, ValueError) as error:
+        return _usage_error(str(error))
     module.define_flags(values)
     before = argv[: argv.index("--")] if "--" in argv else argv
     if any(argument in _HELP for argument in before):
@@ -116,6 +121,32 @@ def _flag_help(values: flags.FlagValues) -> str:
     """What absl shows of all flags, without the names of the modules that define them."""
     lines = values.get_help().partition("\nabsl.flags:")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(" ") or not line)
+
+
+def _define_use(values: flags.FlagValues) -> None:
+    text = (
+        "Modules to import first, which register growth rules, architectures, algorithms, metrics "
+        "or exporters (docs/extending.md)."
+    )
+    flags.DEFINE_list("use", [], text, flag_values=values)
+
+
+def _import_extensions(argv: list[str]) -> None:
+    """Imports the modules of `--use`, before flags whose values they extend are defined."""
+    values = flags.FlagValues()
+    _define_use(values)
+    values(["rlx2", *argv], known_only=True)
+    if not values["use"].value:
+        return
+    sys.path.append(os.getcwd())
+    for name in values["use"].value:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            kind = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                f"--use={name}: {kind} (name a module of the working directory or an installed one)"
+            ) from error
 
 
 def _import_from_here(values: flags.FlagValues) -> None:

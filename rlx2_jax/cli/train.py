@@ -55,7 +55,10 @@ DEMO = {
 }
 
 
-_WITH_RESUME = ("resume", "restart", "logdir", "dry_run", "allow_imports", "max_episode_steps")
+_WITH_RESUME = (
+    *("resume", "restart", "logdir", "dry_run"),
+    *("allow_imports", "max_episode_steps", "use"),
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -1,18 +1,17 @@
 """The files of one exported policy: written, compared with the actor, listed with their sizes."""
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlx2_jax.export import c, compiled, manifest, npz, numpy_runtime, onnx, stablehlo
+from rlx2_jax.export import c, npz
 from rlx2_jax.export.episodes import Act
+from rlx2_jax.export.exporters import EXPORTERS, Written, write_c
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.quantize import dequantized
 
-FORMATS = ("c", "npz", "onnx", "stablehlo")
 TOLERANCE = 1e-5  # of an action, against the JAX actor, besides the rounding of float32
 OBSERVATIONS = 4096
 
@@ -41,27 +40,14 @@ class Bundle:
         c.check_name(name)  # of all files: it has no folders in it
         self.policy, self.name, self.out = policy, name, out
         self.files: dict[str, dict[str, Any]] = {}
-        self.rows: list[tuple[str, int, str, str]] = []  # file, bytes, on the device, error
+        self.rows: list[tuple[str, int, str, str]] = []  # file, bytes, constants, error
         self.obs = observations(policy.obs_dim)
         out.mkdir(parents=True, exist_ok=True)
 
     def write(self, format_: str, expected: np.ndarray) -> None:
         """One format, compared with the `expected` actions of `self.obs`."""
-        path, device = self.out / f"{self.name}.{format_}", ""
-        if format_ == "c":
-            act, device = self._c(path, self.name, int8=False)
-        elif format_ == "npz":
-            npz.save(self.policy, path)
-            npz.load(path)  # checks every array
-            act = numpy_runtime.load(path)
-        elif format_ == "onnx":
-            onnx.save(self.policy, path)
-            act = lambda obs: onnx.run(path, obs)  # noqa: E731
-        else:
-            stablehlo.save(self.policy, path)
-            manifest.write(self.out, {path.name: {}}, {})  # `load` reads it
-            act = stablehlo.load(path)
-        self._add(path, format_, device, expected, act)
+        path = self.out / f"{self.name}.{format_}"
+        self._add(path, format_, EXPORTERS[format_](self.policy, path), expected)
 
     def write_runtime(self) -> None:
         """The module that runs the `.npz` file with NumPy alone."""
@@ -73,31 +59,18 @@ class Bundle:
         """The C file with 8-bit weights; returns its function."""
         name = f"{self.name}_int8"
         path = self.out / f"{name}.c"
-        act, device = self._c(path, name, int8=True)
+        written = write_c(self.policy, path, int8=True)
         exact = dequantized(self.policy).act
-        self._add(path, "c int8", device, exact(self.obs), act)
+        self._add(path, "c int8", written, exact(self.obs))
         error = np.abs(exact(self.obs) - expected).max()
         self.files[path.name]["quantisation_error"] = float(error)
-        return act or exact
+        return written.act or exact
 
-    def _c(self, path: Path, name: str, *, int8: bool) -> tuple[Act | None, str]:
-        made = c.source(self.policy, name, int8=int8)
-        path.write_text(made.text)
-        act = None
-        if compiled.compiler() is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                library = compiled.build([path], Path(folder) / f"{name}.so")
-                sizes = (self.policy.obs_dim, self.policy.action_dim)
-                act = compiled.CPolicy(library, name, *sizes).act
-        return act, f"{made.data_bytes:,}"
-
-    def _add(
-        self, path: Path, format_: str, device: str, expected: np.ndarray, act: Act | None
-    ) -> None:
+    def _add(self, path: Path, format_: str, written: Written, expected: np.ndarray) -> None:
         entry: dict[str, Any] = {"format": format_}
-        text = "not checked: no C compiler"
-        if act is not None:
-            error, close = deviation(self.policy, self.obs, act(self.obs), expected)
+        text = "not checked: cannot be run here"
+        if written.act is not None:
+            error, close = deviation(self.policy, self.obs, written.act(self.obs), expected)
             entry["largest_error"] = error
             text = f"{error:.1e}"
             if not close:
@@ -106,7 +79,8 @@ class Bundle:
                     f"observations, more than float32 rounding explains: do not use it"
                 )
         self.files[path.name] = entry
-        self.rows.append((path.name, path.stat().st_size, device, text))
+        constants = "" if written.constants is None else f"{written.constants:,}"
+        self.rows.append((path.name, path.stat().st_size, constants, text))
 
     def table(self, dense_bytes: int) -> str:
         """Sizes side by side."""

@@ -1,0 +1,20 @@
+"""A metric: one function, one column of metrics.csv and one TensorBoard tag."""
+
+import jax.numpy as jnp
+
+import rlx2_jax as rlx2
+
+
+def largest_fan_in(view):
+    """The most links that any unit of a network receives."""
+    return jnp.stack([mask.sum(axis=0).max() for mask in view.kernels.values()]).max()
+
+
+rlx2.register_metric(
+    "largest_fan_in", "links into the unit that has most", largest_fan_in, scope="network"
+)
+
+if __name__ == "__main__":
+    from rlx2_jax.training.metrics import METRICS
+
+    print(METRICS["largest_fan_in"].meaning)
