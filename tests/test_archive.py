@@ -28,7 +28,7 @@ def networks(size: int = 5) -> dict[str, weights.Weights]:
     kernel, mask = rng.normal(size=(size, size)).astype(np.float32), rng.random((size, size)) < 0.3
     layer = lambda x: {"Dense_0": {"kernel": x}, "Dense_1": {"kernel": x}}  # noqa: E731
     actor = weights.Weights(layer(kernel), layer(mask))
-    return {"actor": actor, "critic": weights.Weights(*({"q1": tree} for tree in actor))}
+    return {"actor": actor, "critic": weights.Weights(*({"q1": tree} for tree in actor[:2]))}
 
 
 def same(first: dict[str, weights.Weights], other: dict[str, weights.Weights]) -> bool:

@@ -20,12 +20,15 @@ def send(*numbers: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_asks_to_stop(number):
-    before = signal.getsignal(number)
-    with Stopper() as stop:
-        assert not stop()
-        send(number)
-        assert stop() and stop.signal == number
-    assert signal.getsignal(number) is before
+    outside = signal.signal(number, signal.SIG_DFL)  # tests may run under nohup
+    try:
+        with Stopper() as stop:
+            assert not stop()
+            send(number)
+            assert stop() and stop.signal == number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, outside)
 
 
 def test_the_end_of_a_session_is_one_request():
