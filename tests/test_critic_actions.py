@@ -210,6 +210,7 @@ def test_runs_record_it_and_older_directories_lack_it(tmp_path):
     assert new.digest != run.digest
     older = run.to_json()
     later = ("critic_actions", "action_low", "action_high", "critics", "critic_subset")
+    later += ("architecture", "width", "blocks")
     older["config"] = {k: v for k, v in older["config"].items() if k not in later}
     assert Run.from_json(older) == run
     # What checkpoints of such a directory were marked with.

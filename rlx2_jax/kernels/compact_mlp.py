@@ -10,6 +10,7 @@ kernel library it runs there, elsewhere in plain XLA, and it lowers for every pl
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +90,11 @@ def make_probe(
     return Probe(
         jnp.zeros(batch * sum(kept), dtype), jnp.zeros(batch * sum(spec.widths[1:]), dtype)
     )
+
+
+def join_probes(probes: Sequence[Probe]) -> Probe:
+    """The probe of a chain from the probes of its layers."""
+    return Probe(*(jnp.concatenate(parts) for parts in zip(*probes)))
 
 
 def growth_inputs(spec: Spec, probe_gradient: Probe, batch: int) -> list[tuple[Array, Array]]:

@@ -141,6 +141,16 @@ class Index:
         return self.rowptr[..., ends]
 
 
+def join(indices: Sequence[Index]) -> Index:
+    """The index of a network of several networks' layers, one after the other."""
+    names = [field.name for field in dataclasses.fields(Index)[:-1]]
+    arrays = {x: jnp.concatenate([getattr(index, x) for index in indices]) for x in names}
+    specs = [index.spec for index in indices]
+    fields = ("shapes", "nnz", "names", "others")
+    spec = Spec(*(sum((getattr(x, field) for x in specs), ()) for field in fields))
+    return Index(**arrays, spec=spec)
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["flat", "index"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Compact:

@@ -1,4 +1,4 @@
-"""The one linear layer that all architectures share, with a kernel of either form."""
+"""The one linear operation that all architectures share, with kernels of either form."""
 
 import dataclasses
 import functools
@@ -24,13 +24,27 @@ class CompactKernel:
     probe: compact_mlp.Probe | None = None
 
 
-def linear(x: Array, kernel: Array | CompactKernel, bias: Array) -> Array:
-    """y = x θ + b: `[batch, in] -> [batch, out]`."""
-    if isinstance(kernel, CompactKernel):
-        flat = jnp.concatenate([kernel.values, bias])
-        return compact_mlp.mlp(flat, kernel.index, x, probe=kernel.probe)
-    y = x @ kernel
-    return y + jnp.broadcast_to(bias, y.shape)
+Weights = tuple[Array | CompactKernel, Array]  # kernel and bias
+
+
+def linear(x: Array, *layers: Weights) -> Array:
+    """y = x θ + b: `[batch, in] -> [batch, out]`; of several layers, with ReLU between them.
+
+    Live links of several layers are one kernel call, with ReLU inside.
+    """
+    kernels, biases = zip(*layers)
+    if isinstance(kernels[0], CompactKernel):
+        flat = jnp.concatenate([*(kernel.values for kernel in kernels), *biases])
+        index = layout.join([kernel.index for kernel in kernels])
+        probe = None
+        if kernels[0].probe is not None:
+            probe = compact_mlp.join_probes([kernel.probe for kernel in kernels])
+        return compact_mlp.mlp(flat, index, x, probe=probe)
+    for i, (kernel, bias) in enumerate(layers):
+        x = jax.nn.relu(x) if i else x
+        x = x @ kernel
+        x = x + jnp.broadcast_to(bias, x.shape)
+    return x
 
 
 class Linear(nn.Module):
@@ -45,16 +59,22 @@ class Linear(nn.Module):
     scheme: str = "uniform"
     dtype: str = "float32"
 
-    @nn.compact
     def __call__(self, x: Array) -> Array:
+        return linear(x, self.weights(x.shape[-1]))
+
+    @nn.compact
+    def weights(self, inputs: int) -> Weights:
+        """Its kernel and bias, for `linear` with several layers."""
         if self.is_initializing():
-            kernel_init, bias_init = self._initializers(x.shape[-1])
-            dtype = jnp.dtype(self.dtype)
-            kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features), dtype)
-            bias = self.param("bias", bias_init, (self.features,), dtype)
-        else:  # not `param`, which compares shapes: the kernel may be a `CompactKernel`
-            kernel, bias = (self.get_variable("params", name) for name in ("kernel", "bias"))
-        return linear(x, kernel, bias)
+            kernel_init, bias_init = self._initializers(inputs)
+            shape, dtype = (inputs, self.features), jnp.dtype(self.dtype)
+            return (
+                self.param("kernel", kernel_init, shape, dtype),
+                self.param("bias", bias_init, shape[1:], dtype),
+            )
+        # Not `param`, which compares shapes: the kernel may be a `CompactKernel`.
+        kernel, bias = (self.get_variable("params", name) for name in ("kernel", "bias"))
+        return kernel, bias
 
     def _initializers(self, fan_in: int):
         if self.scheme == "uniform":

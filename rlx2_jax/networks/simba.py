@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx2_jax.networks import normalize
 from rlx2_jax.networks.base import Architecture, Sizes
-from rlx2_jax.networks.linear import Linear
+from rlx2_jax.networks.linear import Linear, linear
 from rlx2_jax.types import Array, Params
 
 EXPANSION = 4  # hidden units of a block, in widths
@@ -27,7 +27,9 @@ class Block(nn.Module):
         self.reduce = Linear(self.width, "he_normal", self.dtype)
 
     def __call__(self, x: Array) -> Array:
-        return x + self.reduce(nn.relu(self.expand(self.norm(x))))
+        hidden = EXPANSION * self.width
+        weights = self.expand.weights(self.width), self.reduce.weights(hidden)
+        return x + linear(self.norm(x), *weights)
 
 
 class SimBa(Architecture):
