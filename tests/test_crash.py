@@ -87,3 +87,18 @@ def test_output_that_nobody_reads_ends_no_command(shell, code, tmp_path):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
     assert "error: standard output: No space" in done.stderr or "1 >/dev/full" not in shell
+
+
+def test_an_interrupt_at_the_very_end_shows_no_traceback():
+    code = (
+        "import atexit, os, signal\n"
+        "from rlx2_jax.cli import crash\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "raise SystemExit(crash.process(lambda: 0))\n"
+    )
+    root = str(Path(__file__).parents[1])
+    environment = {"PYTHONPATH": root, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root
+    )
+    assert (done.returncode, done.stderr) == (-2, "")

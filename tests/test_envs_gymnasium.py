@@ -39,6 +39,7 @@ class Faulty(gymnasium.Env):
     def __init__(self, length: int = 5):
         self.length = length
         self.fail_in: str | BaseException = ""
+        self.replaced: dict[int, Any] = {}  # what `step` returns instead, by position
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -53,7 +54,10 @@ class Faulty(gymnasium.Env):
         if isinstance(self.fail_in, BaseException):
             raise self.fail_in
         self.left -= 1
-        return self._observe(), float(action[0]), self.left == 0, False, {}
+        found = [self._observe(), float(action[0]), self.left == 0, False, {}]
+        for i, value in self.replaced.items():
+            found[i] = value
+        return tuple(found)
 
     def close(self):
         if self.fail_in == "close":
@@ -438,3 +442,24 @@ def test_whatever_a_constructor_raises_is_a_failure_of_the_environment(error):
     finally:
         del gymnasium.registry["tests/Closed-v0"]
     assert caught.value.error is error
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("position", "value", "text"),
+    [
+        (1, None, "TypeError"),
+        (1, np.ones(1), r"the reward has shape \(1,\)"),
+        (1, 1j, "TypeError"),
+        (2, np.array([True, False]), "ValueError"),
+        (0, None, r"the observation has shape \(\)"),
+    ],
+)
+def test_steps_that_return_something_else_are_failures(position, value, text):
+    tasks = GymnasiumEnvs("tests/Faulty-v0", 1)
+    tasks.reset([0])
+    task = tasks.envs[0].unwrapped
+    assert isinstance(task, Faulty)
+    task.replaced = {position: value}
+    with pytest.raises(envs.EnvironmentFailure, match=text):
+        tasks.step(np.zeros((1, 1), np.float32))

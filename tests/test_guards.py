@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlx2_jax.training.guards import LOCK, Stopper, locked
+from rlx2_jax.training.guards import LOCK, Stopper, check_name, locked
 from rlx2_jax.training.run import RunError
 
 pytestmark = pytest.mark.fast
@@ -82,5 +82,7 @@ def test_a_lock_is_neither_followed_nor_waited_for(tmp_path):
 
 
 def test_a_path_that_checkpoints_cannot_have_is_refused(tmp_path):
+    with pytest.raises(RunError, match="UTF-8"):
+        check_name(tmp_path / os.fsdecode(b"\xff"))
     with pytest.raises(RunError, match="UTF-8"), locked(tmp_path / os.fsdecode(b"\xff")):
         pass

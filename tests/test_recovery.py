@@ -464,6 +464,26 @@ def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, aft
     assert len(found["lanes"]) == 4
 
 
+def test_checkpoints_deleted_while_a_run_trains_are_written_again(whole, tmp_path, monkeypatch):
+    report, directory = execution._Execution._report, tmp_path / "run"
+
+    def deleting(self, chunk, loop):
+        report(self, chunk, loop)
+        if chunk.index == 1:
+            shutil.rmtree(directory / "checkpoints")
+            (directory / "config.json").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution._Execution, "_report", deleting)
+        stop_in_chunk_two(patch)
+        with pytest.raises(guards.Stopped):
+            execution.execute(small_run(chunk=2), directory, say=print, progress=False)
+    assert not {"config.json", "run.lock"} - set(os.listdir(directory))
+    execution.execute(read_run(directory), directory, resume=True, say=print, progress=False)
+    for name in ("evaluations.csv", "metrics.csv"):
+        assert (directory / name).read_text() == (whole / name).read_text()
+
+
 def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
     awkward.ends = False
     monkeypatch.setattr(rollout, "LONGEST", 50)

@@ -3,8 +3,10 @@ a file."""
 
 import io
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,9 @@ def process(command: Callable[[], int]) -> int:
 
 def _flushed(command: Callable[[], int]) -> int:
     code = guarded(command)
+    if threading.current_thread() is threading.main_thread():
+        # Ctrl-C while the interpreter shuts down would show tracebacks.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -85,7 +85,8 @@ class GymnasiumEnvs:
             try:
                 seen, gained, done, cut, _ = env.step(actions[i])
                 with np.errstate(over="ignore"):  # beyond float32: infinite
-                    reward[i], rows[i] = gained, self._boxes.check_shape(seen)
+                    reward[i], rows[i] = _number(gained), self._boxes.check_shape(seen)
+                done, cut = bool(done), bool(cut)
             except RAISED as error:
                 check_interrupted(error)
                 failed[i] = error
@@ -179,6 +180,16 @@ class GymnasiumEnvs:
         failure = EnvironmentFailure(self._id, index, error)
         failure.__cause__ = error
         return failure
+
+
+def _number(reward: Any) -> float:
+    """A reward as a float; None would become nan, and arrays are refused by their shape."""
+    if isinstance(reward, float | int):
+        return reward
+    if np.ndim(reward):
+        shape = np.shape(reward)
+        raise ValueError(f"the reward has shape {shape}: make the task return a number")
+    return float(reward)
 
 
 def _find(env_id: str) -> Any:

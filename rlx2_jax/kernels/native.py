@@ -7,6 +7,7 @@ Either is used with every jaxlib whose FFI is compatible with the headers it was
 `off` (no compact execution at all, and no library). Unset: native if available, else XLA.
 """
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import importlib.machinery
 import logging
 import os
 import re
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -147,7 +149,12 @@ def _cache_directory() -> Path:
             return path
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="rlx2_jax-"))
+    _warn_once(
+        f"rlx2_jax: {path} cannot be used as a cache: kernels are kept for this process only"
+    )
+    path = Path(tempfile.mkdtemp(prefix="rlx2_jax-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 def ffi_version() -> tuple[int, int]:

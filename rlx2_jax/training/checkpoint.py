@@ -252,6 +252,8 @@ class Checkpoints:
         oldest = written - int(jnp.max(replay.length))
         own = [e for e in self._rows if (e["chunk"], e["group"]) == (chunk, group)]
         kept = [e for e in own if e["end"] > oldest]
+        if not all((self._data / e["file"]).is_file() for e in kept):
+            kept = []  # deleted by somebody: write all rows again
         begin = max([oldest] + [e["end"] for e in kept])
         if written == begin:
             return kept

@@ -237,6 +237,9 @@ class _Execution:
             "fingerprint": self.fingerprint,
             "machines": self.machines,
         }
+        for path in (self.directory / CONFIG, self.directory / CHECKPOINTS / CONFIG):
+            if not path.exists():  # deleted by somebody
+                self.outbox.write(path, files.to_json(self.run.to_json()).encode())
         try:
             logs = self.log.logs
             self.store.save(position, chunk.index, snapshots, logs, meta, self.fresh)
@@ -276,8 +279,9 @@ class _Execution:
         missing = [*self.log.missing, *self.outbox.missing]
         if missing:
             names = dict.fromkeys([*(str(p.relative_to(self.directory)) for p in missing), SUMMARY])
+            again = f"repeats the steps after {self.saved_at:,} and writes" * self.unsaved
             raise Unwritten(
                 f"training has ended, but {', '.join(names)} could not be written: free some "
-                f"space, then {self.resume_command} writes them"
+                f"space, then {self.resume_command} {again or 'writes'} them"
             )
         return found

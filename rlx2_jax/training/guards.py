@@ -15,15 +15,20 @@ from rlx2_jax.training.run import RunError
 LOCK = "run.lock"
 
 
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Locks the run directory; a second process is refused."""
+def check_name(directory: Path) -> None:
+    """Refuses a path that Orbax cannot write to."""
     try:
-        str(directory).encode()
+        str(directory.absolute()).encode()
     except UnicodeEncodeError as error:
         raise RunError(
             f"{directory}: checkpoints need a path in UTF-8, choose another --logdir"
         ) from error
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Locks the run directory; a second process is refused."""
+    check_name(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # Neither through a link, nor waiting for the other end of a pipe.

@@ -10,7 +10,7 @@ from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config
 from rlx2_jax.option_table import MAX_LANES, SIZES
 from rlx2_jax.options import NEVER
-from rlx2_jax.training import fingerprint
+from rlx2_jax.training import fingerprint, guards
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.run import CONFIG, Run, available_memory, chunk_size, disk_bytes
 from rlx2_jax.training.settings import SettingError
@@ -116,6 +116,7 @@ def check_disk(run: Run, directory: Path) -> None:
 
 
 def _check_directory(logdir: Path) -> None:
+    guards.check_name(logdir)
     try:
         taken = (logdir / CONFIG).exists()
         parent = _existing(logdir)
