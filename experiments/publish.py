@@ -106,7 +106,7 @@ def publish(candidate: Candidate, out: Path, *, count: int = EPISODES, say: Say 
     """Writes one policy's folder, `policy.json` last."""
     run, lane, row = candidate.run, candidate.run.lanes[candidate.lane], candidate.row
     networks = weights.load(candidate.directory / "final" / f"lane-{candidate.lane}.npz")
-    actor = Actor(networks["actor"].weights, networks["actor"].mask, run.config.steps)
+    actor = Actor(*networks["actor"][:2], run.config.steps, networks["actor"].stats)
     low, high = action_bounds(run)
     policy = policy_of(actor, run.config, low=low, high=high)
     written = folder.write(out, policy, lambda obs: actions(actor, run.config, obs))

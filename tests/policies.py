@@ -177,17 +177,33 @@ def finished_run(
 ) -> Run:
     """The directory of a run that has ended, of lanes with these scores and random actors."""
     case = PENDULUM
-    cfg = config.make(
-        "td3", 4, 1, hidden=case.sizes[1:-1], batch_size=16, steps=100, warmup=40, capacity=100
-    )
+    cfg = config.make("td3", 4, 1, hidden=case.sizes[1:-1], **SHORT)
+    networks = []
+    for i in range(len(lanes)):
+        trained = weights.Weights(*actor(case, seed=i))
+        networks.append({"actor": trained, "critic": trained})
+    return write_finished(directory, cfg, lanes, networks, env, **fields)
+
+
+SHORT: Any = {"batch_size": 16, "steps": 100, "warmup": 40, "capacity": 100}
+
+
+def write_finished(
+    directory: Path,
+    cfg: config.Config,
+    lanes: Sequence[tuple[config.Lane, float]],
+    networks: Sequence[dict[str, weights.Weights]],
+    env: str = "InvertedPendulum-v5",
+    **fields: Any,
+) -> Run:
+    """The directory of a run that has ended with these scores and networks."""
     own = tuple(config.resolve(cfg, lane) for lane, _ in lanes)
     run = Run(env, cfg, own, env_options={"max_episode_steps": 40}, **fields)
     directory.mkdir(parents=True)
     files.write_json(directory / "config.json", run.to_json())
     rows = []
     for i, (lane, (_, score)) in enumerate(zip(own, lanes)):
-        trained = weights.Weights(*actor(case, seed=i))
-        weights.save(directory / f"final/lane-{i}.npz", {"actor": trained, "critic": trained})
+        weights.save(directory / f"final/lane-{i}.npz", networks[i])
         rows.append(
             {
                 "lane": i,

@@ -24,11 +24,12 @@ from rlx2_jax.types import Masks, Network, Params
 
 
 class Actor(NamedTuple):
-    """A masked actor: `{"Dense_l": {"kernel": [in, out], "bias": [out]}}`, host arrays."""
+    """A masked actor, host arrays. Layers are `{"kernel": [in, out], "bias": [out]}`."""
 
     params: Params
     masks: Masks
     step: int  # environment steps of its lane so far
+    stats: Params | None = None  # running statistics of observations, where it has them
 
 
 def actor_of(run: Run, directory: Path, lane: int) -> Actor:
@@ -43,7 +44,7 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
             first = meta["chunk"] * run.chunk
             if lane < first:  # its chunk is finished
                 found = weights.load(directory / "final" / f"lane-{lane}.npz")["actor"]
-                return Actor(found.weights, found.mask, run.config.steps)
+                return Actor(found.weights, found.mask, run.config.steps, found.stats)
             if lane - first < sum(map(len, meta["lanes"])):
                 return _from_checkpoint(run, meta, arrays, lane - first)
         except (Damaged, KeyError, TypeError) as error:
@@ -65,13 +66,16 @@ def policy_of(
 ) -> SparsePolicy:
     """The actor as an exported policy with all its live links. `low`, `high`: action bounds."""
     heads = ALGORITHMS[config.algo].networks.actor_heads
-    return from_actor(actor.params, actor.masks, config.algo, heads=heads, low=low, high=high)
+    steps = config.actor_module.steps(actor.params, actor.stats)
+    return from_actor(
+        actor.params, actor.masks, config.algo, steps=steps, heads=heads, low=low, high=high
+    )
 
 
 def actions(actor: Actor, config: Config, obs: np.ndarray) -> np.ndarray:
     """Noise-free actions of the JAX actor: [batch, obs] -> [batch, act] in [-1, 1]."""
     params = jax.tree.map(lambda x, m: np.float32(x) * m, actor.params, actor.masks)
-    bound = forms.masked.bind(params)
+    bound = forms.masked.bind(params, module=config.actor_module, stats=actor.stats)
     with jax.default_matmul_precision("highest"):
         return np.asarray(ALGORITHMS[config.algo].mean_action(bound, jnp.asarray(obs)))
 
@@ -101,7 +105,8 @@ def _from_checkpoint(
     like = jax.eval_shape(lambda: lanes_.init_agent(configs[index], lane, jnp.int32(0)).actor)
     saved = take(arrays, group, {"state": {"agent": {"actor": like}}})["state"]["agent"]["actor"]
     network = jax.tree.map(lambda x: np.asarray(x[row]), saved)
-    return Actor(*masked(network), meta["times"][group] * run.config.num_envs)
+    steps = meta["times"][group] * run.config.num_envs
+    return Actor(*masked(network), steps, jax.tree.map(np.asarray, network.stats))
 
 
 def masked(network: Network) -> tuple[Params, Masks]:
