@@ -44,8 +44,10 @@ class Layer(NamedTuple):
     nu: Array | None
     dense_grad: Array | Factors  # gradient at every place, absent links included
     uniform: Callable[[Array], Array]  # key -> [in, out], uniform in (0, 1); differs by layer
+    smoothed: Array | None = None  # smoothed dense gradient, for rules that declare it
 
 
+SMOOTHING = 0.9  # of the smoothed gradient
 GrowRule = Callable[[Array, Layer], Array | Factors]
 DropRule = Callable[[Layer], Array]
 
@@ -72,6 +74,31 @@ def random(key: Array, layer: Layer) -> Array:
 def guided(key: Array, layer: Layer, share: float = 0.1) -> Array:
     """Guided stochastic exploration (Heddes et al., 2024): by gradient among a random tenth."""
     return jnp.where(layer.uniform(key) < share, dense(layer.dense_grad), 0.0)
+
+
+def uses_smoothed(rule: GrowRule) -> GrowRule:
+    """Declares that a growth rule reads `layer.smoothed`."""
+    rule.needs_smoothed = True  # pyright: ignore[reportFunctionMemberAccess]
+    return rule
+
+
+def needs_smoothed(rule: GrowRule) -> bool:
+    """Whether a growth rule reads `layer.smoothed`."""
+    return getattr(rule, "needs_smoothed", False)
+
+
+def smooth(average: Array, dense_grad: Array) -> Array:
+    """m ← 0.9 m + 0.1 ∂L/∂θ, the average that `layer.smoothed` holds."""
+    return SMOOTHING * average + (1.0 - SMOOTHING) * dense_grad
+
+
+@uses_smoothed
+def momentum(key: Array, layer: Layer) -> Array:
+    """Sparse momentum (Dettmers and Zettlemoyer, 2019): where the smoothed gradient is largest."""
+    del key
+    if layer.smoothed is None:
+        raise ValueError("growth by momentum needs the smoothed gradient, `layer.smoothed`")
+    return layer.smoothed
 
 
 def magnitude(layer: Layer) -> Array:
