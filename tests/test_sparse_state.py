@@ -242,3 +242,23 @@ def test_traced_settings():
         bool((lanes[0]["a"]["kernel"][i] != lanes[1]["a"]["kernel"][i]).any()) for i in range(4)
     ]
     assert moved == [True, False, False, False]
+
+
+def test_explicit_mesh():
+    """Sharded parameters keep their sharding, and so do their masks."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        kernel = jax.device_put(jnp.ones((8, 6)), jax.P("x", None))
+        params = {"a": {"kernel": kernel, "bias": jnp.ones(6)}}
+        state = RIGL.init(params)
+        for _ in range(2):
+            params, state = jit(step_sharded)(params, state)
+        for x in (params["a"]["kernel"], state.masks["a"]["kernel"]):
+            assert jax.typeof(x).sharding.spec == jax.P("x", None)
+    assert int((params["a"]["kernel"] != 0).sum()) <= 5 == masks.live(rlx2.masks_of(state))
+
+
+def step_sharded(params, state):
+    grads = jax.tree.map(jnp.sin, params)
+    updates, state = RIGL.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
