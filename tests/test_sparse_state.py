@@ -139,7 +139,7 @@ def test_state_is_plain_arrays():
 
 def test_train_state_and_nnx_optimizer():
     params = nn.Dense(8).init(jax.random.key(0), jnp.ones((1, 16)))["params"]
-    state = TrainState.create(apply_fn=nn.Dense(8).apply, params=params, tx=RIGL)
+    state: Any = TrainState.create(apply_fn=nn.Dense(8).apply, params=params, tx=RIGL)
     for _ in range(3):
         state = state.apply_gradients(grads=params)
     assert int(np.count_nonzero(state.params["kernel"])) <= 13 == masks.live(rlx2.masks_of(state))
