@@ -8,6 +8,7 @@
     python -m benchmarks.benchmark compact  [--sbx=PYTHON]   live links only, against masks
     python -m benchmarks.benchmark sweep                     the same over sparsities and widths
     python -m benchmarks.benchmark kernels                   kernels against the CPU's limit
+    python -m benchmarks.benchmark sparsify                  `sparsify` against plain Adam
 
 `--sbx` names a Python that has SBX (see benchmarks/peers/README.md).
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from benchmarks import kernel_benchmark, training_benchmark
+from benchmarks import kernel_benchmark, sparsify_benchmark, training_benchmark
 from benchmarks.measure import Peer, Peers, Turns, interleaved, machine, over_sbx
 from benchmarks.update_benchmark import Scanned, program
 from rlx2_jax import config as configs
@@ -162,6 +163,7 @@ BENCHMARKS = {
     "compact": compact,
     "sweep": sweep,
     "kernels": kernel_benchmark.kernels,
+    "sparsify": sparsify_benchmark.costs,
 }
 
 

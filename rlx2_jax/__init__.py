@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from rlx2_jax.replay import buffer as buffer
     from rlx2_jax.replay import returns as returns
     from rlx2_jax.sparse import masks as masks
+    from rlx2_jax.sparse import methods as methods
     from rlx2_jax.sparse import rules as rules
     from rlx2_jax.sparse import topology as topology
-    from rlx2_jax.sparse.optimizer import get_masks as get_masks
     from rlx2_jax.sparse.optimizer import sparsify as sparsify
     from rlx2_jax.sparse.rules import register_drop as register_drop
     from rlx2_jax.sparse.rules import register_grow as register_grow
+    from rlx2_jax.sparse.state import mask as mask
+    from rlx2_jax.sparse.state import masks_of as masks_of
+    from rlx2_jax.sparse.state import sparsity as sparsity
+    from rlx2_jax.sparse.state import summary as summary
     from rlx2_jax.training.functional import TrainResult as TrainResult
     from rlx2_jax.training.functional import make_config as make_config
     from rlx2_jax.training.functional import make_train as make_train
@@ -45,14 +49,15 @@ if TYPE_CHECKING:
 
 # Where each public name is defined; modules stand for themselves.
 _HOMES = {
-    **dict.fromkeys(("masks", "rules", "topology"), "sparse"),
+    **dict.fromkeys(("masks", "methods", "rules", "topology"), "sparse"),
     **dict.fromkeys(("buffer", "returns"), "replay"),
     **dict.fromkeys(("bc", "sac", "td3"), "agents"),
     **dict.fromkeys(("Config", "Lane"), "config"),
     **dict.fromkeys(("Batch", "TimeStep", "Transition"), "types"),
     **dict.fromkeys(("TrainResult", "make_config", "make_train"), "training.functional"),
     **dict.fromkeys(("register_drop", "register_grow"), "sparse.rules"),
-    **dict.fromkeys(("get_masks", "sparsify"), "sparse.optimizer"),
+    **dict.fromkeys(("mask", "masks_of", "sparsity", "summary"), "sparse.state"),
+    "sparsify": "sparse.optimizer",
     "load_policy": "export.load",
     "register_algorithm": "agents",
     "register_architecture": "networks",
@@ -60,7 +65,7 @@ _HOMES = {
     "register_metric": "training.metrics",
     "train": "training.train",
 }
-_MODULES = ("bc", "buffer", "masks", "returns", "rules", "sac", "td3", "topology")
+_MODULES = ("bc", "buffer", "masks", "methods", "returns", "rules", "sac", "td3", "topology")
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

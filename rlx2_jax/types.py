@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "masks", "moments", "target", "moved", "stats"],
+    data_fields=["params", "masks", "moments", "target", "moved", "stats", "smoothed"],
     meta_fields=["form", "members", "module"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Network:
       members: None for a single network; for an ensemble (the critics) their number, the leading
         axis of every array above but `stats`.
       module: its architecture, a Flax module; None is a plain MLP.
+      smoothed: exponentially smoothed dense gradients of the kernels by name, [in, out] in both
+        forms; None unless a growth rule of the program needs them.
     """
 
     params: Params
@@ -90,6 +92,7 @@ class Network:
     members: int | None = None
     stats: Params | None = None
     module: Any = None
+    smoothed: dict[str, Array] | None = None
 
     def _replace(self, **fields: Any) -> "Network":
         return dataclasses.replace(self, **fields)

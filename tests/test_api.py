@@ -36,8 +36,8 @@ def test_nothing_heavy_is_imported():
 
 def test_names():
     assert set(PUBLIC) <= set(dir(rlx2))
-    with pytest.raises(AttributeError, match="no attribute 'sparsity'"):
-        rlx2.sparsity  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="no attribute 'density'"):
+        rlx2.density  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -47,7 +47,14 @@ def test_every_name_is_documented(name):
 
 @pytest.mark.parametrize(
     "module",
-    ["training.functional", "training.train", "export.load", "sparse.optimizer", "sparse.rules"],
+    [
+        "training.functional",
+        "training.train",
+        "export.load",
+        "sparse.optimizer",
+        "sparse.rules",
+        "sparse.state",
+    ],
 )
 def test_examples_run(module):
     found = importlib.import_module(f"rlx2_jax.{module}")

@@ -171,6 +171,18 @@ def test_refusals():
     ]:
         with pytest.raises(ValueError, match=f"{field} has shape"):
             buffer.add(buf, one._replace(**{field: wrong}))
+        with pytest.raises(ValueError, match="has shape"):
+            buffer.init(8, one._replace(**{field: wrong}))
+    for field, wrong, message in [
+        ("obs", jnp.zeros((2, 4, 4)), "flatten images"),
+        ("action", jnp.zeros((2, 0)), "at least one element"),
+        ("action", jnp.zeros(2), "action has shape"),
+        ("terminated", jnp.zeros(2), "terminated is float32: give bool"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            buffer.init(8, one._replace(**{field: wrong}))
+    with pytest.raises(ValueError, match="a dict: give a Transition"):
+        buffer.init(8, one._asdict())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="valid has shape"):
         buffer.add(buf, one, valid=jnp.ones(2, bool))
     with pytest.raises(ValueError, match=r"unknown distance 'kl'.*'l2'"):

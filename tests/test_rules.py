@@ -12,8 +12,10 @@ from programs import jit
 
 from rlx2_jax import config, sparsify
 from rlx2_jax.agents import td3
+from rlx2_jax.kernels import native
 from rlx2_jax.networks import convert, optimize
 from rlx2_jax.sparse import masks, rules, topology
+from rlx2_jax.training import plan
 from rlx2_jax.types import Batch
 
 pytestmark = pytest.mark.fast
@@ -109,14 +111,16 @@ def test_every_rule_chooses_the_same_links_in_both_forms_and_in_mixed_lanes(lone
         config.Lane(seed=0, n=2, grow=g, drop=d, actor_sparsity=0.6, critic_sparsity=0.6)
         for g, d in pairs
     ]
-    chosen = {}
+    chosen, batches = {}, stack([batch(i) for i in range(3)])
     for form in ("masked", "compact"):
         cfg = config.make("td3", 4, 2, execution=form, **fields)
         hypers = stack([config.hyper(cfg, lane) for lane in lanes])
         state = stack([td3.init(jax.random.key(0), cfg, lane) for lane in lanes])
 
         def update(state, hyper, count, cfg=cfg):
-            return td3.update(state, batch(1), KEY, count, count, cfg, hyper)[0]
+            return td3.update(
+                state, jax.tree.map(lambda x: x[count], batches), KEY, count, count, cfg, hyper
+            )[0]
 
         step = jit(jax.vmap(update, (0, 0, None)))
         for count in map(jnp.int32, (1, 2)):
@@ -144,10 +148,11 @@ def test_sparsify_and_the_agents_agree(grow, drop):
     start = masks.apply(params, state.masks)
     new: Any = tx.update(grads, state, start)[1]
     schedule = topology.Schedule(jnp.float32(0.5), *(jnp.int32(x) for x in (1, 10, 0, 0)))
-    network = optimize.init(start, state.masks)
+    network = optimize.init(start, state.masks, grow=(grow,))
+    key = jax.random.wrap_key_data(state.key)
     own = optimize.step(
         network, grads, jnp.float32(0.1), jnp.int32(1), schedule,
-        jax.random.fold_in(state.key, 1), interval=1, grow=(grow,), drop=(drop,),
+        jax.random.fold_in(key, 1), interval=1, grow=(grow,), drop=(drop,),
     )  # fmt: skip
     np.testing.assert_array_equal(own.masks["w"]["kernel"], new.masks["w"]["kernel"])
     assert not np.array_equal(new.masks["w"]["kernel"], state.masks["w"]["kernel"])
@@ -166,7 +171,7 @@ def test_sparsify_takes_functions_and_refuses_unknown_names():
     assert set(np.flatnonzero(np.asarray(new.masks["w"]))) == {*kept.tolist(), grown}
     with pytest.raises(ValueError, match="grow='best': use one of"):
         sparsify(optax.sgd(0.1), 0.5, grow="best", interval=1, t_end=2)
-    with pytest.raises(ValueError, match="keeps its links"):
+    with pytest.raises(ValueError, match=r"method 'ss': .*'grow'; its options are structure"):
         sparsify(optax.sgd(0.1), 0.5, method="ss", grow="random")
 
 
@@ -174,3 +179,31 @@ def test_lanes_need_their_rule_in_the_program():
     cfg = config.make("td3", 4, 2, grow=("gradient",))
     with pytest.raises(ValueError, match=r"grow='random' of a lane: the program has"):
         config.hyper(cfg, config.Lane(method="set"))
+
+
+def test_momentum_goes_by_the_average_of_dense_gradients():
+    """m ← 0.9 m + 0.1 g at every update, absent links included; a program without it has none."""
+    kernel = jnp.ones((3, 4))
+    params, mask = {"w": {"kernel": kernel}}, {"w": {"kernel": jnp.eye(3, 4) > 0}}
+    schedule = topology.Schedule(jnp.float32(0.5), *(jnp.int32(x) for x in (9, 10, 0, 0)))
+    network = optimize.init(masks.apply(params, mask), mask, grow=("momentum",))
+    for count, scale in ((1, 2.0), (2, 5.0)):
+        grads = {"w": {"kernel": scale * kernel}}
+        network = optimize.step(
+            network, grads, jnp.float32(0.1), jnp.int32(count), schedule, KEY,
+            interval=9, grow=("momentum",),
+        )  # fmt: skip
+    assert network.smoothed is not None
+    expected = 0.9 * 0.1 * 2.0 + 0.1 * 5.0
+    np.testing.assert_allclose(network.smoothed["w/kernel"], expected * kernel, rtol=1e-6)
+    assert optimize.init(params, mask, grow=("gradient",)).smoothed is None
+    with pytest.raises(ValueError, match="needs the smoothed gradient"):
+        rules.momentum(KEY, layer())
+
+
+def test_momentum_runs_masked_unless_told_otherwise():
+    cfg = config.make("td3", 11, 3, hidden=(256, 256), grow=("gradient", "momentum"))
+    lane = config.Lane(grow="momentum", actor_sparsity=0.98, critic_sparsity=0.95)
+    assert plan.choose(cfg, [lane], "auto")[0].execution == "masked"
+    if native.execution() != "off":
+        assert plan.choose(cfg, [lane], "compact")[0].execution == "compact"

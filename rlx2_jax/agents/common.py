@@ -83,7 +83,13 @@ def make_network(
     if target:  # arrays of its own, so that a whole state can be donated
         own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
     network = optimize.init(
-        params, mask, target=own_target, members=members, module=module, stats=stats
+        params,
+        mask,
+        target=own_target,
+        grow=config.grow,
+        members=members,
+        module=module,
+        stats=stats,
     )
     return FORMS[config.execution].pack(network, networks.spec(module, inputs, links))
 

@@ -151,6 +151,19 @@ def optimizer_masks(network: Network) -> Masks:
     del network
 
 
+def dense_gradients(
+    network: Network,
+    loss: Callable[[Params], tuple[Array, Any]],
+    grads: Array,
+    rows: int,
+) -> dict[str, Array]:
+    """The gradients of the kernels, absent links included; zeros where not all are finite. `loss`
+    is differentiated a second time, as for a mask update."""
+    factors = _growth_factors(network, loss, rows, adam.guard(grads)[1])
+    names = network.masks.spec.names
+    return {f"{name}/kernel": rules.dense(x) for name, x in zip(names, factors, strict=True)}
+
+
 def polyak(network: Network, tau: Array) -> Network:
     """θ' ← τ θ + (1 - τ) θ' (Algorithm 4, line 23)."""
     t, old = tau.astype(network.params.dtype), jnp.asarray(network.target)
@@ -198,12 +211,20 @@ def evolve(
     kernels = [list(leaves).index(f"{name}/kernel") for name in spec.names]
     vectors = (network.params, network.moments.mu, network.moments.nu, network.target)
 
-    def one(member: Array | int, index: layout.Index, factors: Any, grads: Array, vectors: Any):
+    def one(
+        member: Array | int,
+        index: layout.Index,
+        factors: Any,
+        grads: Array,
+        vectors: Any,
+        smoothed: Any,
+    ):
         growth, keep = [], []
         for i, part in enumerate(spec.slices("values")):
             weight, mu, nu = (v[part] for v in vectors[:3])
             drawn = functools.partial(uniform, member, kernels[i])
-            layer = rules.Layer(weight, grads[part], mu, nu, factors[i], drawn)
+            average = smoothed.get(f"{spec.names[i]}/kernel")
+            layer = rules.Layer(weight, grads[part], mu, nu, factors[i], drawn, average)
             growth.append(rules.select([rules.GROW[r](key, layer) for r in grow], schedule.grow))
             keep.append(rules.select([rules.DROP[r](layer) for r in drop], schedule.drop))
         new, source = compact_topology.evolve(
@@ -214,7 +235,9 @@ def evolve(
 
     members = 0 if network.members is None else jnp.arange(network.members)
     step = one if network.members is None else jax.vmap(one)
-    new, (params, mu, nu, target) = step(members, index, factors, guarded, vectors)
+    new, (params, mu, nu, target) = step(
+        members, index, factors, guarded, vectors, network.smoothed or {}
+    )
     state = network.moments._replace(mu=mu, nu=nu)
     return network._replace(params=params, masks=new, moments=state, target=target)
 

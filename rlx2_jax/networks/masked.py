@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax.kernels import adam, dense_mlp
+from rlx2_jax.kernels import adam, dense_mlp, layout
 from rlx2_jax.networks import base
 from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.topology import Schedule, evolution
@@ -101,6 +101,18 @@ def optimizer_masks(network: Network) -> Masks:
     return network.masks
 
 
+def kernels(tree: Params, members: int | None) -> dict[str, Array]:
+    """The leaves of a network's tree that are sparse, by name."""
+    axes = 2 if members is None else 3
+    return {name: leaf for name, leaf in layout.flatten(tree).items() if leaf.ndim >= axes}
+
+
+def dense_gradients(network: Network, loss: Any, grads: Params, rows: int) -> dict[str, Array]:
+    """The gradients of the kernels, absent links included; zeros where not all are finite."""
+    del loss, rows
+    return kernels(adam.guard(grads)[0], network.members)
+
+
 def polyak(network: Network, tau: Array) -> Network:
     """θ' ← τ θ + (1 - τ) θ', then θ' ← θ' ⊙ M_θ (Algorithm 4, line 23)."""
 
@@ -147,10 +159,13 @@ def evolve(
     if leak is not None:
         scored = jax.tree.map(jnp.add, scored, leak)
     inputs = (network.params, guarded, scored, network.moments.mu, network.moments.nu)
+    smoothed = network.smoothed or {}
     shapes = [leaf.shape[network.members is not None :] for leaf in jax.tree.leaves(inputs[0])]
     uniform = rules.member_uniform(shapes, network.members or 1, network_dtype(network.params))
 
-    def one(member: Array | int, inputs: Any, masks: Masks, target: Params | None) -> Any:
+    def one(
+        member: Array | int, inputs: Any, masks: Masks, target: Params | None, smoothed: Any
+    ) -> Any:
         params, grads, scored, mu, nu = inputs
         grow_scores, keep_scores = rules.tree_scores(
             params,
@@ -161,6 +176,7 @@ def evolve(
             [leaf.ndim >= 2 for leaf in jax.tree.leaves(params)],
             (mu, nu),
             uniform=[functools.partial(uniform, member, i) for i in range(len(shapes))],
+            smoothed=[smoothed.get(x) for x in layout.flatten(params)] if smoothed else None,
         )
         new = evolution(
             params,
@@ -179,7 +195,7 @@ def evolve(
             target = inherit(target)
         return new.params, new.masks, mu, nu, target
 
-    arguments = (inputs, network.masks, network.target)
+    arguments = (inputs, network.masks, network.target, smoothed)
     if network.members is None:
         params, masks, mu, nu, target = one(0, *arguments)
     else:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from rlx2_jax.control_flow import decide
 from rlx2_jax.kernels import adam
-from rlx2_jax.networks import convert
+from rlx2_jax.networks import convert, masked
 from rlx2_jax.networks.forms import bind, form_of
+from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
 
@@ -22,11 +23,22 @@ MASK_STEPS = ("skip", "after")
 MOMENTS = ("zero", "keep")
 
 
-def init(params: Params, masks: Masks, *, target: Params | None = None, **fields: Any) -> Network:
+def init(
+    params: Params,
+    masks: Masks,
+    *,
+    target: Params | None = None,
+    grow: Sequence[str] = (),
+    **fields: Any,
+) -> Network:
     """A masked network with fresh moments. `params` and `target` are taken as they are; `fields`
-    are `members`, `module` and `stats` of `Network`."""
+    are `members`, `module` and `stats` of `Network`. `grow`: the growth rules of its program."""
     moved = jnp.zeros((), jnp.int32)
-    return Network(params, masks, adam.init(params), target, moved, **fields)
+    network = Network(params, masks, adam.init(params), target, moved, **fields)
+    if not any(rules.needs_smoothed(rules.GROW[rule]) for rule in grow):
+        return network
+    kernels = masked.kernels(params, network.members)
+    return network._replace(smoothed=jax.tree.map(jnp.zeros_like, kernels))
 
 
 def learn(
@@ -67,6 +79,7 @@ def learn(
     """
     bound = lambda params: loss(bind(network, params))  # noqa: E731
     (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
+    network = _smooth(network, loss, grads, rows, active)
     if evolve is False:
         new, finite = _descend(network, grads, learning_rate, active)
         return new, value, aux, finite
@@ -135,6 +148,7 @@ def step(
       remask_target: put the target under the new mask at once.
     """
     _check(interval, mask_step, moments)
+    network = _smooth(network, None, grads, 0, True)
 
     def evolved(before: Network) -> Network:
         return form_of(network).evolve(
@@ -199,6 +213,17 @@ def _descend(
         network.params, network.moments, grads, learning_rate, masks, active
     )
     return network._replace(params=params, moments=moments), finite
+
+
+def _smooth(network: Network, loss: Any, grads: Params, rows: int, active: Array | bool) -> Network:
+    """Takes one more gradient into `smoothed`, where the network has it."""
+    if network.smoothed is None:
+        return network
+    dense = form_of(network).dense_gradients(network, loss, grads, rows)
+    new = jax.tree.map(rules.smooth, network.smoothed, dense)
+    if active is not True:
+        new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, network.smoothed)
+    return network._replace(smoothed=new)
 
 
 def _moved(before: Network, after: Network) -> Array:

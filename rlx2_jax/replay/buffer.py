@@ -52,7 +52,7 @@ def init(capacity: int, example: Transition, *, horizon: int | None = None, n: i
         oldest transitions are forgotten earlier; a final observation is never wrong.
       n: the longest window that will be sampled; a smaller capacity is refused.
     """
-    obs, action = jnp.atleast_2d(example.obs), jnp.atleast_2d(example.action)
+    obs, action = _checked_example(example)
     envs = obs.shape[0]
     rows = capacity // envs
     if rows < max(n, 1):
@@ -349,6 +349,25 @@ def _check_shapes(t: Transition, envs: int, obs_dim: int, action_dim: int) -> No
     for name, field in t._asdict().items():
         if field is not None and field.shape != wanted[name]:
             raise ValueError(f"{name} has shape {field.shape}, this buffer takes {wanted[name]}")
+
+
+def _checked_example(example: Transition) -> tuple[Array, Array]:
+    """Observation and action of an example as [envs, ...], if its fields belong together."""
+    if not isinstance(example, Transition):
+        raise ValueError(f"the example is a {type(example).__name__}: give a Transition")
+    t = jax.tree.map(jnp.asarray, example)
+    if t.obs.ndim not in (1, 2) or not t.obs.size or not t.action.size:
+        raise ValueError(
+            f"obs has shape {t.obs.shape} and action {t.action.shape}: give [obs] and [act] with "
+            "at least one element, or [envs, obs] and [envs, act]; flatten images"
+        )
+    t = jax.tree.map(lambda x: x[None], t) if t.obs.ndim == 1 else t
+    envs, obs_dim = t.obs.shape
+    _check_shapes(t, envs, obs_dim, t.action.shape[-1] if t.action.ndim == 2 else -1)
+    for name in ("terminated", "truncated"):
+        if (kind := getattr(t, name).dtype) != jnp.bool_:
+            raise ValueError(f"{name} is {kind}: give bool")
+    return t.obs, t.action
 
 
 def _ring(buffer: Buffer) -> int:

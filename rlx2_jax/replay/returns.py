@@ -59,14 +59,24 @@ def n_step(
 
 
 def td3_target(step: NStep, q_next: Array) -> Array:
-    """y = Σ γ^k r_{t+k} + γ^m min_j Q_{θ'_j}(s_{t+m}, ã)   (Algorithm 4, line 13)."""
+    """y = Σ γ^k r_{t+k} + γ^m Q'(s_{t+m}, ã)   (Algorithm 4, line 13).
+
+    Args:
+      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã), the minimum already taken over target critics.
+    """
     return step.reward + step.discount * q_next
 
 
 def sac_target(step: NStep, q_next: Array, log_probs: Array, alpha: Array) -> Array:
-    """y = Σ γ^k r_{t+k} + γ^m min_j Q_{θ'_j}(s_{t+m}, ã_{t+m}) - α Σ γ^{k+1} log π(ã_{t+k+1})
+    """y = Σ γ^k r_{t+k} + γ^m Q'(s_{t+m}, ã_{t+m}) - α Σ γ^{k+1} log π(ã_{t+k+1})
 
-    (Algorithm 5, line 13). `log_probs: [n]` belong to s_{t+1} .. s_{t+n}; terminal states and
-    those outside the window have no weight.
+    (Algorithm 5, line 13).
+
+    Args:
+      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã_{t+m}), the minimum already taken over target
+        critics.
+      log_probs: [n], of actions at s_{t+1} .. s_{t+n}; terminal states and those outside the window
+        have no weight.
+      alpha: [], the temperature α.
     """
     return step.reward + step.discount * q_next - alpha * jnp.sum(step.entropy * log_probs)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax.kernels.layout import Array, Index, build_index, places
+from rlx2_jax.sparse.masks import magnitude
 
 REGROW = ("keep", "zero", "forbid")
 Score = Array | tuple[Array, Array]  # [in, out], or (x [in, batch], g_y [out, batch])
@@ -101,7 +102,7 @@ def _evolve_layer(
     if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
         k = jnp.minimum(k, dead - live)
     keep = keep[index.spec.slices("values")[layer]][perm]
-    size = jnp.where(place < dead, jnp.abs(keep), -1.0)
+    size = jnp.where(place < dead, magnitude(keep), -1.0)
     order = jnp.argsort(-size, stable=True)
     kept = jnp.zeros(nnz, bool).at[order].set(jnp.arange(nnz) < live - k)
     taken = place if regrow == "forbid" else jnp.where(kept, place, dead)
@@ -138,8 +139,7 @@ def _top_places(
             part = jax.lax.dot_general(
                 part, score[1], (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
             )
-        key = jnp.abs(part).reshape(-1)
-        key = jnp.where(jnp.isnan(key), -0.5, key)
+        key = magnitude(part).reshape(-1)
         here = first * n_out + jnp.arange(rows * n_out, dtype=jnp.int32)
         key = jnp.where(here < n_in * n_out, key, -2.0)
         mine = jax.lax.dynamic_slice_in_dim(taken, colptr[first], span) - first * n_out

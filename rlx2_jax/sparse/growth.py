@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.sparse.masks import largest
+from rlx2_jax.sparse.masks import largest, magnitude
 from rlx2_jax.types import Array
 
 # Scores are magnitudes, so that what must not be chosen ranks below zero.
-_NAN, _TAKEN, _NOTHING = -0.5, -1.0, -2.0
+_TAKEN, _NOTHING = -1.0, -2.0  # a NaN has -0.5
 
 
 def dense_grow(score: Array, taken: Array, k: Array | int) -> Array:
@@ -29,7 +29,7 @@ def dense_grow(score: Array, taken: Array, k: Array | int) -> Array:
 
     A score that is not a number comes last. There must be k places that are not taken.
     """
-    return largest(jnp.where(taken, _TAKEN, _magnitude(score)), k)
+    return largest(jnp.where(taken, _TAKEN, magnitude(score)), k)
 
 
 class Grown(NamedTuple):
@@ -89,7 +89,7 @@ def tiled_grow(
             places = jnp.where(places < 0, tile * n_out, places)  # a negative index would wrap
             mask = jnp.zeros(tile * n_out, bool).at[places].set(True, mode="drop")
             mask |= start + local >= size
-        score = jnp.where(mask, _TAKEN, _magnitude(x_tile @ g).ravel())
+        score = jnp.where(mask, _TAKEN, magnitude(x_tile @ g).ravel())
         # Of equal scores top_k puts the first one first, and what is best so far comes from
         # lower rows: ties go to the lower place.
         scores = jnp.concatenate([best[0], score])
@@ -158,9 +158,3 @@ def heap_grow(
             free = [p for p in sorted(tied) if p not in links_now and p not in forbidden]
             links_now |= set(free[: links - len(links_now)])
     return links_now
-
-
-def _magnitude(score: Array) -> Array:
-    """|score|, or what ranks below every magnitude where it is not a number."""
-    size = jnp.abs(score)
-    return jnp.where(jnp.isnan(size), _NAN, size)

@@ -7,10 +7,12 @@ multiplied anywhere. Weights are `[..., in, out]`, as in Flax and Haiku.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from rlx2_jax.types import Array, Masks, Params
 
@@ -28,9 +30,9 @@ def is_weight(path: jax.tree_util.KeyPath, leaf: Array) -> bool:
 
 def layer_sparsities(
     shapes: Sequence[Sequence[int]],
-    sparsity: float | Sequence[float],
+    sparsity: float | Sequence[float] | Array,
     distribution: str = "erdos_renyi",
-) -> list[float]:
+) -> list[Any]:
     """The sparsity S_l of each layer, given the sparsity S of the network (appendix B).
 
         (1 - S) Σ I_l O_l = Σ (1 - S_l) I_l O_l,      1 - S_l = k (I_l + O_l) / (I_l O_l)
@@ -39,7 +41,7 @@ def layer_sparsities(
 
     Args:
       shapes: `[(in, out), ...]`; more axes in front (a convolution's window) are allowed.
-      sparsity: S in [0, 1), or one S_l per layer, which is then only checked.
+      sparsity: S in [0, 1), possibly traced, or one S_l per layer, which is then only checked.
       distribution: `erdos_renyi` (the paper's), `erk` (all axes enter the sum and the product,
         which differs for convolutions only) or `uniform` (S_l = S).
     """
@@ -47,13 +49,15 @@ def layer_sparsities(
     for shape in shapes:
         if len(shape) < 2 or min(shape) < 1:
             raise ValueError(f"a layer's shape is (..., in, out) with sizes >= 1, got {shape}")
-    if isinstance(sparsity, Sequence):
+    if isinstance(sparsity, Sequence) and not isinstance(sparsity, str):
         if len(sparsity) != len(shapes):
             raise ValueError(f"{len(sparsity)} sparsities for {len(shapes)} layers: give one each")
         return [check_sparsity(s) for s in sparsity]
-    sparsity = check_sparsity(sparsity)
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"unknown distribution {distribution!r}: use one of {DISTRIBUTIONS}")
+    if isinstance(sparsity, Tracer):
+        return _traced_sparsities(shapes, sparsity, distribution)
+    sparsity = float(check_sparsity(sparsity))
 
     sizes = [math.prod(shape) for shape in shapes]
     budget = (1.0 - sparsity) * sum(sizes)
@@ -66,8 +70,7 @@ def layer_sparsities(
     if distribution == "uniform":
         return [sparsity] * len(shapes)
 
-    spans = [shape if distribution == "erk" else shape[-2:] for shape in shapes]
-    raw = [sum(span) / math.prod(span) for span in spans]  # density up to the factor k
+    raw = _raw_densities(shapes, distribution)
     dense: set[int] = set()
     while len(dense) < len(shapes):
         free = [i for i in range(len(shapes)) if i not in dense]
@@ -80,9 +83,39 @@ def layer_sparsities(
     return [0.0] * len(shapes)
 
 
-def links(shape: Sequence[int], sparsity: float) -> int:
-    """The number of links of a layer: N - floor(S_l N)."""
+def _raw_densities(shapes: Sequence[tuple[int, ...]], distribution: str) -> list[float]:
+    """Densities of the layers up to the common factor k."""
+    spans = [shape if distribution == "erk" else shape[-2:] for shape in shapes]
+    return [sum(span) / math.prod(span) for span in spans]
+
+
+def _traced_sparsities(
+    shapes: Sequence[tuple[int, ...]], sparsity: Array, distribution: str
+) -> list[Array]:
+    """`layer_sparsities` of a traced S, in float32: min(1, k r_l) of the same k, found by trying
+    all numbers of layers that are held dense."""
+    if distribution == "uniform":
+        return [sparsity] * len(shapes)
+    sizes = np.array([math.prod(shape) for shape in shapes], np.float32)
+    raw = np.array(_raw_densities(shapes, distribution), np.float32)
+    order = np.argsort(-raw, kind="stable")
+    held = np.concatenate([[0.0], np.cumsum(sizes[order])[:-1]])  # links of the first j layers
+    free = np.cumsum((raw * sizes)[order][::-1])[::-1]
+    budget = (1.0 - sparsity) * sizes.sum()
+    factors = (budget - held.astype(np.float32)) / free.astype(np.float32)
+    fits = factors * raw[order] <= 1.0
+    dense = jnp.where(fits.any(), jnp.argmax(fits), len(shapes))
+    k = factors[jnp.minimum(dense, len(shapes) - 1)]
+    rank = np.argsort(order, kind="stable")
+    return [jnp.where(dense > rank[i], 0.0, 1.0 - k * raw[i]) for i in range(len(shapes))]
+
+
+def links(shape: Sequence[int], sparsity: float | Array) -> Any:
+    """The number of links of a layer: N - floor(S_l N), at least 1 for a traced S_l: i32[]."""
     size = math.prod(shape)
+    if isinstance(sparsity, Tracer):
+        absent = jnp.floor(sparsity * size * (1.0 + 2.0**-22)).astype(jnp.int32)
+        return jnp.clip(size - absent, 1, size)
     return size - int(sparsity * size)
 
 
@@ -121,7 +154,7 @@ def init(
 
 
 def largest(score: Array, count: int | Array) -> Array:
-    """A mask of the `count` largest entries of `score`; of equal ones, the first.
+    """A mask of the `count` largest entries of `score`; of equal ones, the first. NaN comes last.
 
     `count` may be traced. The count-th largest value is found by bisection over the bits of a
     float, which order as floats do: 32 passes over the scores, where sorting takes many more.
@@ -132,7 +165,7 @@ def largest(score: Array, count: int | Array) -> Array:
     raw = jax.lax.bitcast_convert_type(flat, unsigned)
     top = jnp.asarray(1 << (bits - 1), unsigned)
     # Unsigned integers in the order of the floats; negative zero (`top`) ranks with zero.
-    rank = jnp.where(raw > top, ~raw, raw | top)
+    rank = jnp.where(jnp.isnan(flat), 0, jnp.where(raw > top, ~raw, raw | top))
 
     start = (jnp.zeros((), unsigned), rank, jnp.asarray(count), top)
     threshold = jax.lax.fori_loop(0, bits, _refine, start)[0]
@@ -140,6 +173,12 @@ def largest(score: Array, count: int | Array) -> Array:
     short = count - jnp.sum(above)
     chosen = above | (equal & (jnp.cumsum(equal) <= short))
     return chosen.reshape(score.shape) & (jnp.asarray(count) > 0)
+
+
+def magnitude(score: Array) -> Array:
+    """|score|, and -0.5, below every magnitude, where it is not a number."""
+    size = jnp.abs(score)
+    return jnp.where(jnp.isnan(size), jnp.asarray(-0.5, size.dtype), size)
 
 
 def _refine(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -157,13 +196,23 @@ def apply(params: Params, masks: Masks) -> Params:
     return jax.tree.map(lambda p, m: jnp.where(m, p, jnp.zeros((), p.dtype)), params, masks)
 
 
-def live(masks: Masks, *, sparse: Predicate = is_weight) -> int:
-    """The number of live links in sparse leaves (biases are not counted, as in the paper)."""
-    return sum(int(np.asarray(m).sum()) for m in _sparse_leaves(masks, sparse))
+def live(masks: Masks, *, sparse: Predicate = is_weight) -> Any:
+    """The number of live links in sparse leaves (biases are not counted, as in the paper).
+
+    A Python integer; i32[] where the masks are traced.
+    """
+    return sum(count(m) for m in _sparse_leaves(masks, sparse))
 
 
-def sparsity(masks: Masks, *, sparse: Predicate = is_weight) -> float:
-    """The share of links that are absent, over all sparse leaves."""
+def count(mask: Array) -> Any:
+    """Live links of one mask: a Python integer; i32[] where the mask is traced."""
+    if isinstance(mask, Tracer):
+        return mask.sum(dtype=jnp.int32)
+    return int(np.asarray(mask).sum())
+
+
+def sparsity(masks: Masks, *, sparse: Predicate = is_weight) -> Any:
+    """The share of links that are absent, over all sparse leaves: a float, traced f32[]."""
     total = sum(np.size(m) for m in _sparse_leaves(masks, sparse))
     return 1.0 - live(masks, sparse=sparse) / total if total else 0.0
 
@@ -173,9 +222,19 @@ def connections(mask: Array) -> Array:
     return mask.sum(axis=-1, dtype=jnp.int32)
 
 
-def check_sparsity(value: float) -> float:
-    """`value` as a float in [0, 1), or an error that says so."""
-    if not (isinstance(value, int | float | np.number) and 0.0 <= float(value) < 1.0):
+def check_sparsity(value: Any) -> Any:
+    """`value` as a float in [0, 1), or an error that says so. A traced value passes through."""
+    if isinstance(value, Tracer):
+        if value.ndim:
+            raise ValueError(f"sparsity of shape {value.shape}: give one number, or vmap over it")
+        return value
+    number = isinstance(value, int | float | np.number | np.ndarray | jax.Array)
+    if isinstance(value, bool) or not number or np.ndim(value) or np.iscomplexobj(value):
+        raise ValueError(
+            f"sparsity {value!r} is no number: give one in [0, 1), a list with one per layer, a "
+            "dict of patterns, or a function"
+        )
+    if not 0.0 <= float(value) < 1.0:
         raise ValueError(f"sparsity {value!r} is not in [0, 1): 0 is dense, 0.9 keeps a tenth")
     return float(value)
 

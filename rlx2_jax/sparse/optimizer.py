@@ -2,85 +2,88 @@
 
 tx = sparsify(optax.adam(1e-3), 0.9, interval=100, t_end=10_000)
 state = tx.init(params)
-params = masks.apply(params, get_masks(state))  # or leave it to the first update
+params = rlx2.mask(params, state)  # or leave it to the first update
 ...
 updates, state = tx.update(grads, state, params)  # grads: dense, as jax.grad gives them
 params = optax.apply_updates(params, updates)  # exactly zero off the mask
+target = rlx2.mask(optax.incremental_update(params, target, tau), state)
 """
 
-from collections.abc import Sequence
+import inspect
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from rlx2_jax.sparse import leaves as leaves_lib
 from rlx2_jax.sparse import masks as masks_lib
-from rlx2_jax.sparse import rules
-from rlx2_jax.sparse.masks import Predicate, is_weight
-from rlx2_jax.sparse.topology import REGROW, evolution, update_fraction
-from rlx2_jax.types import Array, Masks, Params
-
-# The growth rule of each method; None never evolves.
-METHODS: dict[str, str | None] = {
-    "rigl": "gradient",
-    "set": "random",
-    "ss": None,
-    "static": None,  # another name of ss
-    "dense": None,
-}
-
-
-class SparsifyState(NamedTuple):
-    """To keep mask updates in a real branch, vmap with `SparsifyState(0, 0, None, 0)` as the
-    state's axes: the count is not of a lane."""
-
-    inner: Any  # of the wrapped optimizer
-    masks: Masks
-    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]  # i32[], updates so far
-    key: Array
+from rlx2_jax.sparse import placement
+from rlx2_jax.sparse.groups import initial
+from rlx2_jax.sparse.inner import advance, owners, restored, zeroed
+from rlx2_jax.sparse.leaves import Choice, Leaf, Sparsity
+from rlx2_jax.sparse.mask_update import (
+    Inputs,
+    advance_method_state,
+    change_masks,
+    init_method_state,
+    masked,
+)
+from rlx2_jax.sparse.methods import METHODS, Method
+from rlx2_jax.sparse.options import choose, known
+from rlx2_jax.sparse.state import SparsifyState
+from rlx2_jax.sparse.structure import local, placed_as
+from rlx2_jax.types import Array, Params
 
 
 def sparsify(
     tx: optax.GradientTransformation,
-    sparsity: float | Sequence[float],
+    sparsity: Sparsity,
     *,
-    method: str = "rigl",
-    grow: str | rules.GrowRule | None = None,
-    drop: str | rules.DropRule = "magnitude",
-    interval: int | None = None,
-    zeta0: float = 0.5,
-    t_end: int | None = None,
+    method: str | Method = "rigl",
     distribution: str = "erdos_renyi",
     init: str = "random",
-    seed: int | Array = 0,
-    regrow: str = "keep",
+    seed: int | Array | None = None,
     moments: str = "zero",
-    mask_step: str = "skip",
-    sparse: Predicate = is_weight,
+    mask_step: str | None = None,
+    sparse: Choice | None = None,
+    stacked: int | Mapping[str, int] | None = None,
+    layouts: Mapping[str, str] | None = None,
+    outermost: bool = True,
+    **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Trains sparse with `tx`: its updates on live links, Algorithm 1 every `interval` updates.
+    """Trains sparse with `tx`: its updates on live links, and the mask updates of a method.
 
     After `optax.apply_updates` the parameters are exactly on the mask, also when they were dense
-    before the first update. `tx` sees masked gradients and parameters.
+    before the first update. `tx` sees masked gradients and parameters. Use `rlx2.mask` on target
+    networks and averages.
 
     Args:
       tx: a complete optimizer, learning rate included; its updates are applied as they are.
-      sparsity: of all sparse leaves together, or one value for each. Dense networks ignore it.
-      method: `rigl` grows by |gradient|, `set` at random; `ss` (or `static`) keeps its first
-        mask; `dense` has all links.
-      grow: another growth rule for `rigl` and `set`: a name of `rules.GROW`, or a function.
-      drop: a name of `rules.DROP`, or a function. Rules see no moments here.
-      interval, t_end: Δ_m and T_end in updates; rigl and set need both.
-      zeta0: ζ_0, the first share of links to move.
-      distribution, init, sparse: as in `masks.init`.
-      seed: a whole number or a key (possibly traced); decides first masks and random growth.
-      regrow: as in `topology.evolve`.
-      moments: `zero` what `tx` keeps of links dropped or newly grown, or `keep` it. State that
-        is not shaped as the parameters (Adafactor's) is always kept.
-      mask_step: `skip` the optimizer's step on a mask update, or evolve `after` it.
+      sparsity: of all sparse leaves together; or by patterns of paths, {"*/kernel": 0.9,
+        "embed*": 0}, each for the leaves that it matches first; or one value per sparse leaf; or a
+        function of path and array. Numbers may be traced.
+      method: a name of `methods.METHODS`, by default RigL (Algorithm 1), or a `Method`.
+      distribution: of the links among leaves, see `masks.layer_sparsities`. Members of stacked
+        networks have equal shares.
+      init: `random` first masks, or the largest weights by `magnitude`.
+      seed: a whole number or a key (possibly traced), for first masks and random growth. By default
+        it is computed from the initial parameters, so that runs and networks differ.
+      moments: `zero` what `tx` keeps of links dropped or newly grown, or `keep` it. State that is
+        not shaped as the parameters (Adafactor's) is always kept.
+      mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it; by
+        default as the method says.
+      sparse: which leaves are sparse, if not by the rule of `leaves`: patterns, or a predicate.
+      stacked: leading axes that stack networks, if they are not recognised; a number, or by
+        patterns. Every member has its own exact number of links.
+      layouts: letters of the axes by patterns, if they are not recognised: {"conv*": "oihw"}; i
+        inputs, o outputs, m stacked members, any other a window.
+      outermost: False allows transformations that change the updates afterwards; then call
+        `rlx2.mask` after every update.
+      options: of the method, such as `interval`, `t_end` and `zeta0`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> import rlx2_jax as rlx2
@@ -91,141 +94,216 @@ def sparsify(
     >>> params = optax.apply_updates(params, updates)
     >>> int((params["kernel"] != 0).sum())
     20
+
+    In Flax:
+
+    >>> import flax.linen as nn
+    >>> from flax.training.train_state import TrainState
+    >>> params = nn.Dense(8).init(jax.random.key(0), jnp.ones((1, 16)))["params"]
+    >>> train_state = TrainState.create(apply_fn=nn.Dense(8).apply, params=params, tx=tx)
+    >>> train_state = train_state.apply_gradients(grads=params)
+    >>> round(rlx2.sparsity(train_state.opt_state), 2)
+    0.9
+    >>> from flax import nnx
+    >>> model = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    >>> grads = nnx.grad(lambda m: m(jnp.ones((1, 16))).sum())(model)
+    >>> _ = optimizer.update(model, grads)
+    >>> round(rlx2.sparsity(optimizer.opt_state), 2)
+    0.9
     """
-    _choose("method", method, tuple(METHODS))
-    interval, t_end = (_whole(n, v, method) for n, v in (("interval", interval), ("t_end", t_end)))
-    if not 0.0 <= zeta0 <= 1.0:
-        raise ValueError(f"zeta0={zeta0}: use a share in [0, 1]")
-    _choose("distribution", distribution, masks_lib.DISTRIBUTIONS)
-    _choose("init", init, masks_lib.INITS)
-    _choose("regrow", regrow, REGROW)
-    _choose("moments", moments, ("zero", "keep"))
-    _choose("mask_step", mask_step, ("skip", "after"))
-    for value in sparsity if isinstance(sparsity, Sequence) else (sparsity,):
-        masks_lib.check_sparsity(value)
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(f"tx={tx!r} is no optax transformation: give one, as optax.adam(1e-3)")
+    leaves_lib.check_sparsity(sparsity)
+    choose("distribution", distribution, masks_lib.DISTRIBUTIONS)
+    choose("init", init, masks_lib.INITS)
+    choose("moments", moments, ("zero", "keep"))
+    plan = _method(method, options)
+    when_due = plan.mask_step if mask_step is None else mask_step
+    choose("mask_step", when_due, ("skip", "after"))
     inner_tx = optax.with_extra_args_support(tx)
-    grow_by = _rule("grow", grow or METHODS[method], rules.GROW)
-    drop_by = _rule("drop", drop, rules.DROP)
-    if METHODS[method] is None and grow is not None:
-        raise ValueError(f"grow={grow!r}: {method!r} keeps its links; use method='rigl'")
+    choice = leaves_lib.patterns_of(sparsity) if sparse is None else sparse
+    zero_moments = moments == "zero" and plan.change is not None
+
+    def described(params: Params) -> list[Leaf]:
+        leaves = leaves_lib.describe(params, choice, stacked, layouts)
+        if leaves and not any(leaf.sparse for leaf in leaves):
+            raise ValueError(_nothing_sparse(leaves, choice))
+        for leaf in leaves:
+            if leaf.sparse:
+                plan.structure.check(leaf)
+        if isinstance(sparsity, Mapping) and leaves:
+            for pattern in leaves_lib.unmatched(leaves, sparsity):
+                raise ValueError(
+                    f"pattern {pattern!r} is the first match of no weight: there are "
+                    + ", ".join(leaf.path for leaf in leaves)
+                )
+        return leaves
+
+    def links(leaves: Sequence[Leaf], arrays: Sequence[Array]) -> list[int | Array]:
+        return leaves_lib.allocate(leaves, arrays, sparsity, distribution)
 
     def init_fn(params: Params) -> SparsifyState:
-        key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
-        masks = params  # optax.tree.map_params initialises with a stand-in that has no leaves
-        if jax.tree.leaves(params):
-            masks = masks_lib.init(
-                jax.random.fold_in(key, 0),
-                params,
-                0.0 if method == "dense" else sparsity,
-                distribution=distribution,
-                init=init,
-                sparse=sparse,
-            )
-        inner = inner_tx.init(masks_lib.apply(params, masks))
-        return SparsifyState(inner, masks, jnp.zeros((), jnp.int32), key)
+        flat, treedef = jax.tree.flatten(params)
+        leaves = described(params)
+        chosen = [i for i, leaf in enumerate(leaves) if leaf.sparse]
+        key = _key(seed, leaves, params)
+        masks: list[Any] = [jnp.ones(leaf.shape, bool) for leaf in leaves]
+        if plan.begins == "sparse" and chosen:
+            keys = jax.random.split(jax.random.fold_in(key, 0), len(chosen))
+            counts = links(leaves, [flat[i] for i in chosen])
+            for i, subkey, count in zip(chosen, keys, counts):
+                draw = jax.random.uniform(subkey, leaves[i].shape)
+                score = jnp.abs(local(flat[i])) if init == "magnitude" else draw
+                masks[i] = initial(leaves[i], plan.structure, score, count)
+        masks = [placed_as(m, p) for m, p in zip(masks, flat)]
+        current = [jnp.where(m, p, jnp.zeros_like(p)) for m, p in zip(masks, flat)]
+        inner = inner_tx.init(jax.tree.unflatten(treedef, current))
+        if zero_moments:
+            _check_inner(inner, params)
+        return SparsifyState(
+            inner=inner,
+            masks=jax.tree.unflatten(treedef, masks),
+            count=jnp.zeros((), jnp.int32),
+            key=jax.random.key_data(key),
+            selected=jnp.array([leaf.sparse for leaf in leaves], bool),
+            extra=init_method_state(plan, leaves, params, key),
+        )
 
     def update_fn(
-        updates: Params, state: Any, params: Params | None = None, **extra: Any
+        updates: Params,
+        state: Any,
+        params: Params | None = None,
+        *,
+        grad_fn: Callable[[Params], Params] | None = None,
+        **extra: Any,
     ) -> tuple[Params, SparsifyState]:
+        if outermost:
+            placement.check()
         if params is None:
             raise ValueError("sparsify needs the parameters: call update(grads, state, params)")
         masks_lib.check_same_tree(params, state.masks, "params", "masks")
         masks_lib.check_same_tree(params, updates, "params", "grads")
-        current = masks_lib.apply(params, state.masks)
-        count = jnp.asarray(optax.safe_increment(state.count))
+        leaves = described(params)
+        masks, count = state.masks, jnp.asarray(optax.safe_increment(state.count))
+        live = partial(masked, leaves, masks)
+        method_state = advance_method_state(plan, state.extra, leaves, updates)
+        inputs = Inputs(
+            plan, leaves, params, updates, masks, count, state.key, method_state, links, grad_fn
+        )
+        arguments = (live(updates), state.inner, live(params))
+        extra = _masked_arguments(extra, live)
 
-        def optimizer_step() -> tuple[Params, Any, Masks]:
-            masked = masks_lib.apply(updates, state.masks)
-            step, inner = inner_tx.update(masked, state.inner, current, **extra)
-            return _onto(state.masks, step, params), inner, state.masks
+        def optimizer_step(grads: Params, inner: Any, params: Params) -> tuple[Params, Any]:
+            return inner_tx.update(grads, inner, params, **extra)
 
-        def mask_update(grow_by: rules.GrowRule) -> tuple[Params, Any, Masks]:
-            if mask_step == "after":
-                step, inner, _ = optimizer_step()
-                before = optax.apply_updates(params, step)
-            else:
-                shapes = jax.eval_shape(optimizer_step)[0]
-                step = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-                inner, before = state.inner, current
-            key = jax.random.fold_in(state.key, count)
-            flat = jax.tree_util.tree_flatten_with_path(params)[0]
-            scores = rules.tree_scores(
-                before,
-                updates,
-                updates,
-                partial(grow_by, key),
-                drop_by,
-                [sparse(path, leaf) for path, leaf in flat],
-            )
-            fraction = update_fraction(count, zeta0, t_end)
-            new = evolution(
-                before,
-                state.masks,
-                scores[0],
-                fraction,
-                keep_scores=scores[1],
-                regrow=regrow,
-                sparse=sparse,
-            )
-            if moments == "zero":
-                inner = optax.tree.map_params(
-                    inner_tx, _inherit, inner, new.inherited, is_leaf=_is_absent
-                )
-            return _onto(new.inherited, step, params), inner, new.masks
+        def of_state(keep: Sequence[Array | None]) -> Callable[[int], Array | None]:
+            """Which places of leaf i of the optimizer's state keep their value."""
+            if not zero_moments:
+                return lambda i: None
+            numbers = owners(state.inner, params)
+            return lambda i: keep[numbers[i]] if numbers[i] >= 0 else None
 
-        if grow_by is None or zeta0 == 0:
-            step, inner, masks = optimizer_step()
+        evolves = plan.due is not None and any(leaf.sparse for leaf in leaves)
+        due: Any = plan.due(count) if evolves and plan.due else False
+        keep = [m if leaf.sparse else None for m, leaf in zip(jax.tree.leaves(masks), leaves)]
+        if known(due) and not due:
+            step, inner = optimizer_step(*arguments)
+        elif when_due == "skip":
+            masks, keep = change_masks(inputs, due, arguments[2])
+            old = jax.tree.leaves(state.inner)
+            step, inner = advance(optimizer_step, arguments, restored(old, due, of_state(keep)))
+            step = jax.tree.map(lambda u: jnp.where(due, jnp.zeros_like(u), u), step)
         else:
-            due = (count % interval == 0) & (count < t_end)
-            step, inner, masks = jax.lax.cond(due, partial(mask_update, grow_by), optimizer_step)
-        return step, SparsifyState(inner, masks, count, state.key)
+            step, inner = optimizer_step(*arguments)
+            masks, keep = change_masks(inputs, due, live(optax.apply_updates(arguments[2], step)))
+            kept = of_state([None if k is None else k | ~due for k in keep])
+            values, inner_tree = jax.tree.flatten(inner)
+            values = [zeroed(x, kept(i)) for i, x in enumerate(values)]
+            inner = jax.tree.unflatten(inner_tree, values)
+        new_state = SparsifyState(inner, masks, count, state.key, state.selected, method_state)
+        return _onto(keep, step, params), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def get_masks(state: Any) -> Masks:
-    """The masks in an optimizer's state, wherever `sparsify` stands in a chain."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SparsifyState))
-    found = [node.masks for node in nodes if isinstance(node, SparsifyState)]
-    if len(found) != 1:
-        raise ValueError(f"the state holds {len(found)} states of sparsify, not one")
-    return found[0]
-
-
-def _onto(keep: Masks, step: Params, params: Params) -> Params:
+def _onto(keep: Sequence[Array | None], step: Params, params: Params) -> Params:
     """`step` where links carry their value over; elsewhere what takes them exactly to zero."""
-    return jax.tree.map(lambda m, u, p: jnp.where(m, u, -p), keep, step, params)
+    steps, treedef = jax.tree.flatten(step)
+    triples = zip(steps, keep, jax.tree.leaves(params))
+    return treedef.unflatten([u if k is None else jnp.where(k, u, -p) for u, k, p in triples])
 
 
-def _is_absent(node: Any) -> bool:
-    """Whether optax.masked or optax.multi_transform left this parameter out."""
-    return isinstance(node, optax.MaskedNode)
+def _masked_arguments(extra: dict[str, Any], live: Callable[[Params], Params]) -> dict[str, Any]:
+    """Extra arguments of line searches, so that they see the masked problem."""
+    if "grad" in extra:
+        extra = {**extra, "grad": live(extra["grad"])}
+    if "value_fn" in extra:
+        value_fn = extra["value_fn"]
+        extra = {**extra, "value_fn": lambda params, *a, **k: value_fn(live(params), *a, **k)}
+    return extra
 
 
-def _inherit(moment: Any, keep: Array) -> Any:
-    if _is_absent(moment) or moment.shape != keep.shape:
-        return moment
-    return jnp.where(keep, moment, jnp.zeros_like(moment))
+def _method(method: str | Method, options: dict[str, Any]) -> Method:
+    if isinstance(method, Method):
+        if options:
+            raise ValueError(f"options {sorted(options)} belong to the method, not to sparsify")
+        return method
+    choose("method", method, tuple(METHODS))
+    function = METHODS[method]
+    try:
+        inspect.signature(function).bind(**options)
+        return function(**options)
+    except TypeError as error:
+        takes = ", ".join(_options(function))
+        raise ValueError(f"method {method!r}: {error}; its options are {takes}") from None
 
 
-def _rule(name: str, rule: Any, table: dict[str, Any]) -> Any:
-    """A rule by name, or the function itself."""
-    if rule is None or callable(rule):
-        return rule
-    _choose(name, rule, tuple(table))
-    return table[rule]
+def _options(function: Callable[..., Method]) -> list[str]:
+    found = inspect.signature(function).parameters.values()
+    own = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+    more = any(p.kind is p.VAR_KEYWORD for p in found)
+    base = METHODS["static" if function is METHODS["dense"] else "rigl"]
+    return own + [name for name in _options(base) if name not in own] if more else own
 
 
-def _choose(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: use one of {tuple(allowed)}")
+def _key(seed: int | Array | None, leaves: Sequence[Leaf], params: Params) -> Array:
+    """A key of its own: from the seed, or from paths and values of the parameters."""
+    make = partial(jax.random.key, impl="threefry2x32")
+    if seed is None:
+        names = zlib.crc32("\n".join(leaf.path for leaf in leaves).encode())
+        key = make(names)
+        for x in jax.tree.leaves(params):
+            if jnp.issubdtype(jnp.result_type(x), jnp.floating):
+                values = local(jnp.asarray(x, jnp.float32)).ravel()
+                bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+                weights = jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B1) + 1
+                key = jax.random.fold_in(key, jnp.sum(bits * weights, dtype=jnp.uint32))
+        return key
+    if not isinstance(seed, jax.Array):
+        return make(seed)
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jax.random.bits(seed, (2,)), impl="threefry2x32")
+    if seed.shape == (2,) and seed.dtype == jnp.uint32:  # jax.random.PRNGKey
+        return jax.random.wrap_key_data(seed + jnp.uint32(0), impl="threefry2x32")
+    return make(seed)
 
 
-def _whole(name: str, value: int | None, method: str) -> int:
-    if value is None and METHODS[method] is None:
-        return 1  # of no effect
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name}={value!r}: give {method!r} a whole number of at least 1")
-    return int(value)
+def _nothing_sparse(leaves: Sequence[Leaf], choice: Any) -> str:
+    shown = ", ".join(f"{leaf.path or '(unnamed)'} {leaf.shape}" for leaf in leaves[:8])
+    rule = leaves_lib.RULE if choice is None else f"those chosen by {choice!r}"
+    return (
+        f"no leaf of params is sparse: {shown}. Sparse are {rule}. Choose others with `sparse`, "
+        "use the plain optimizer for trees without weights, and put sparsify around optax.flatten"
+    )
+
+
+def _check_inner(inner: Any, params: Params) -> None:
+    """Raises if the optimizer's state holds all parameters in one vector."""
+    total = sum(jnp.size(x) for x in jax.tree.leaves(params))
+    for owner, value in zip(owners(inner, params), jax.tree.leaves(inner)):
+        if owner < 0 and jnp.shape(value) == (total,) and total > 1:
+            raise ValueError(
+                "sparsify cannot tell which part of the optimizer's state belongs to which "
+                "parameter (optax.flatten hides it): leave flatten out, or give moments='keep'"
+            )

@@ -9,6 +9,9 @@ A drop rule scores the links that a layer has, and those with the smallest |scor
 
     DROP[name](layer) -> scores of the shape of `layer.weight`
 
+A growth rule that reads `layer.smoothed` is declared with `uses_smoothed`; networks then keep the
+exponentially smoothed dense gradient of every kernel.
+
 `register_grow` and `register_drop` add rules of your own. Every rule works in both forms of a
 network, in `topology.evolve`, in `sparsify`, in every agent and as a value of `--grow` or
 `--drop`. Lanes of one program may use different rules: it computes those that its lanes use and
@@ -44,8 +47,10 @@ class Layer(NamedTuple):
     nu: Array | None
     dense_grad: Array | Factors  # gradient at every place, absent links included
     uniform: Callable[[Array], Array]  # key -> [in, out], uniform in (0, 1); differs by layer
+    smoothed: Array | None = None  # smoothed dense gradient, for rules that declare it
 
 
+SMOOTHING = 0.9  # of the smoothed gradient
 GrowRule = Callable[[Array, Layer], Array | Factors]
 DropRule = Callable[[Layer], Array]
 
@@ -74,6 +79,31 @@ def guided(key: Array, layer: Layer, share: float = 0.1) -> Array:
     return jnp.where(layer.uniform(key) < share, dense(layer.dense_grad), 0.0)
 
 
+def uses_smoothed(rule: GrowRule) -> GrowRule:
+    """Declares that a growth rule reads `layer.smoothed`."""
+    rule.needs_smoothed = True  # pyright: ignore[reportFunctionMemberAccess]
+    return rule
+
+
+def needs_smoothed(rule: GrowRule) -> bool:
+    """Whether a growth rule reads `layer.smoothed`."""
+    return getattr(rule, "needs_smoothed", False)
+
+
+def smooth(average: Array, dense_grad: Array) -> Array:
+    """m ← 0.9 m + 0.1 ∂L/∂θ, the average that `layer.smoothed` holds."""
+    return SMOOTHING * average + (1.0 - SMOOTHING) * dense_grad
+
+
+@uses_smoothed
+def momentum(key: Array, layer: Layer) -> Array:
+    """Sparse momentum (Dettmers and Zettlemoyer, 2019): where the smoothed gradient is largest."""
+    del key
+    if layer.smoothed is None:
+        raise ValueError("growth by momentum needs the smoothed gradient, `layer.smoothed`")
+    return layer.smoothed
+
+
 def magnitude(layer: Layer) -> Array:
     """The smallest weights go."""
     return jnp.abs(layer.weight)
@@ -84,7 +114,12 @@ def sensitivity(layer: Layer) -> Array:
     return jnp.abs(layer.weight * layer.grad)
 
 
-GROW: dict[str, GrowRule] = {"gradient": gradient, "random": random, "guided": guided}
+GROW: dict[str, GrowRule] = {
+    "gradient": gradient,
+    "random": random,
+    "guided": guided,
+    "momentum": momentum,
+}
 DROP: dict[str, DropRule] = {"magnitude": magnitude, "sensitivity": sensitivity}
 
 
@@ -166,17 +201,21 @@ def tree_scores(
     sparse: Sequence[bool],
     moments: tuple[Params, Params] | None = None,
     uniform: Sequence[Callable[[Array], Array]] | None = None,
+    smoothed: Sequence[Array | None] | None = None,
 ) -> tuple[Params, Params]:
     """Growth scores and keep scores of a masked network; leaves that are not `sparse` get zeros.
 
-    `uniform`: `Layer.uniform` of each leaf; default: one draw for all of them.
+    `uniform`: `Layer.uniform` of each leaf; default: one draw for all of them. `smoothed`:
+    `Layer.smoothed` of each leaf.
     """
     weights, treedef = jax.tree.flatten(params)
     uniform = uniform or shared_uniform([x.shape for x in weights], weights[0].dtype)
     none = [None] * len(weights)
     mu, nu = map(jax.tree.leaves, moments) if moments else (none, none)
     growth, keep = [], []
-    fields = zip(weights, jax.tree.leaves(grads), mu, nu, jax.tree.leaves(dense_grads), uniform)
+    averages = smoothed or none
+    scored = jax.tree.leaves(dense_grads)
+    fields = zip(weights, jax.tree.leaves(grads), mu, nu, scored, uniform, averages)
     for layer, scored in zip((Layer(*x) for x in fields), sparse):
         nothing = jnp.zeros_like(layer.weight)
         growth.append(dense(grow(layer)) if scored else nothing)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax.sparse.growth import dense_grow
-from rlx2_jax.sparse.masks import Predicate, check_same_tree, is_weight, largest
+from rlx2_jax.sparse.masks import Predicate, check_same_tree, is_weight, largest, magnitude
 from rlx2_jax.types import Array, Masks, Params
 
 REGROW = ("keep", "zero", "forbid")
@@ -122,7 +122,7 @@ def evolve_layer(
     k = links_to_move(live, fraction)
     if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
         k = jnp.minimum(k, mask.size - live)
-    kept = largest(jnp.where(mask, jnp.abs(score), -1.0), live - k)
+    kept = largest(jnp.where(mask, magnitude(score), -1.0), live - k)
     new_mask = kept | grow(mask if regrow == "forbid" else kept, k)
     inherited = (new_mask & mask) if regrow == "keep" else kept
     return Evolution(jnp.where(inherited, weight, 0.0), new_mask, inherited)

@@ -12,6 +12,7 @@ import jax
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane, Links
 from rlx2_jax.kernels import layout, native
+from rlx2_jax.sparse import rules
 
 EXECUTIONS = ("auto", "masked", "compact")
 # Live links above this share of all, and networks below this size, are faster dense.
@@ -36,7 +37,8 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
     """
     if execution not in EXECUTIONS:
         raise ValueError(f"execution={execution!r}: use one of {EXECUTIONS}")
-    if execution == "auto":
+    automatic = execution == "auto"
+    if automatic:
         execution = "compact" if _is_faster_here(config) else "masked"
         densest, smallest = _DENSEST, _SMALLEST
     else:
@@ -52,6 +54,8 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
     def form(lane: Lane) -> str:
         live, size = _count(config, configs.own_links(config, lane)), _size(config)
         sparse = live < size and live <= densest * size and size >= smallest
+        if automatic and rules.needs_smoothed(rules.GROW[str(configs.resolve(config, lane).grow)]):
+            return "masked"  # compact networks would compute the dense gradient at every update
         return "compact" if execution == "compact" and sparse else "masked"
 
     return tuple(dataclasses.replace(lane, execution=form(lane)) for lane in lanes)

@@ -147,7 +147,7 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
         if own.target is not None:
             target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
         fields = {"members": own.members, "module": own.module, "stats": stats}
-        network = optimize.init(params, mask, target=target, **fields)
+        network = optimize.init(params, mask, target=target, grow=config.grow, **fields)
         return convert.like(network, own)
 
     return agent._replace(

@@ -1,0 +1,217 @@
+"""Mask updates of several leaves at once: drop and grow, prune, move links between layers.
+
+A mask update gets a `Step`, lists with one entry per sparse leaf, and returns new masks. Places
+compete within the groups of a `Structure`; a plain leaf is one group per member.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlx2_jax.sparse import rules
+from rlx2_jax.sparse.growth import dense_grow
+from rlx2_jax.sparse.leaves import Leaf
+from rlx2_jax.sparse.masks import largest, magnitude
+from rlx2_jax.sparse.structure import Structure
+from rlx2_jax.sparse.topology import evolve_layer, links_to_move
+from rlx2_jax.types import Array
+
+Change = tuple[list[Array], list[Array] | None]  # masks; links that keep their value
+
+
+class Step(NamedTuple):
+    """The inputs of a mask update. Lists have one entry per sparse leaf.
+
+    Attributes:
+      weights: zero off the mask.
+      grads: dense gradients.
+      links: links of one member of each leaf, once it is as sparse as it shall be.
+      uniform: key to random numbers in (0, 1) of the shape of a leaf.
+      count: which update this is, from 1.
+      smoothed: exponentially smoothed dense gradients, for methods that declare them.
+      signs: whether each place's initial weight was positive, for methods that declare them.
+      hessian_gradient: computes H g, where `update` was given `grad_fn`.
+    """
+
+    leaves: Sequence[Leaf]
+    weights: Sequence[Array]
+    grads: Sequence[Array]
+    masks: Sequence[Array]
+    links: Sequence[int | Array]
+    uniform: Sequence[Callable[[Array], Array]]
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    key: Array
+    smoothed: Sequence[Array] | None = None
+    signs: Sequence[Array] = ()
+    hessian_gradient: Callable[[], Sequence[Array]] | None = None
+
+
+def initial(leaf: Leaf, structure: Structure, score: Array, links: int | Array) -> Array:
+    """The places of largest score, `links` of them in every member: bool[leaf.shape]."""
+    best = partial(largest, count=structure.links(leaf, links))
+    return structure.ungroup(leaf, jax.vmap(best)(structure.groups(leaf, score)))
+
+
+def evolve(
+    step: Step,
+    structure: Structure,
+    grow: rules.GrowRule,
+    drop: rules.DropRule,
+    fraction: Array,
+    regrow: str,
+) -> Change:
+    """Drop and grow within each group (Algorithm 1)."""
+    masks, inherited = [], []
+    for i, leaf in enumerate(step.leaves):
+        grow_score, keep_score = _scores(step, i, grow, drop)
+        groups = partial(structure.groups, leaf)
+
+        def one(mask: Array, keep: Array, score: Array) -> tuple[Array, Array]:
+            new = evolve_layer(keep, mask, partial(dense_grow, score), fraction, regrow=regrow)
+            return new.masks, new.inherited
+
+        new = jax.vmap(one)(
+            groups(step.masks[i]), groups(jnp.abs(keep_score)), groups(jnp.abs(grow_score))
+        )
+        for found, kind in zip(new, (masks, inherited)):
+            kind.append(structure.ungroup(leaf, found))
+    return masks, inherited if regrow == "zero" else None
+
+
+def prune(
+    step: Step, structure: Structure, scores: Sequence[Array], done: Array, together: bool
+) -> list[Array]:
+    """Keeps the live links of largest score, their number N - floor(done (N - links)).
+
+    Args:
+      scores: may be negative.
+      done: how much of the way to `step.links` is due, in [0, 1].
+      together: rank the links of all leaves together, not within each group.
+    """
+    live = [jnp.where(m, s, -jnp.inf) for m, s in zip(step.masks, scores)]
+    if together:
+        every = jnp.concatenate([s.ravel() for s in live])
+        final = sum(n * leaf.size("m") for n, leaf in zip(step.links, step.leaves))
+        chosen = largest(every, _left(every.size, final, done))
+        sizes = [s.size for s in live]
+        parts = jnp.split(chosen, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)])
+        return [part.reshape(s.shape) for part, s in zip(parts, live)]
+    masks = []
+    for leaf, score, links in zip(step.leaves, live, step.links):
+        groups = structure.groups(leaf, score)
+        count = _left(groups.shape[1], structure.links(leaf, links), done)
+        chosen = jax.vmap(partial(largest, count=count))(groups)
+        masks.append(structure.ungroup(leaf, chosen))
+    return masks
+
+
+def redistribute(
+    step: Step,
+    fraction: Array,
+    scores: Sequence[Array],
+    importance: Callable[[Array, Array], Array],
+    *,
+    across: bool,
+) -> Change:
+    """Drops a share of the smallest weights and regrows as many links, in layers in proportion to
+    their importance. Links move between leaves, never between members of a stack.
+
+    Args:
+      scores: growth scores, not negative.
+      importance: of a layer, given the links it keeps and its scores.
+      across: drop the smallest weights of all layers together, not the same share of each.
+    """
+    plain = Structure()
+    members = {leaf.size("m") for leaf in step.leaves}
+    if len(members) != 1:
+        raise ValueError(
+            "links move between layers: stack all sparse leaves alike, not "
+            + ", ".join(f"{leaf.path} {leaf.size('m')}" for leaf in step.leaves)
+        )
+
+    def one(weights: list[Array], masks: list[Array], scores: list[Array]) -> list[Array]:
+        live = [m.sum(dtype=jnp.int32) for m in masks]
+        sizes = [jnp.where(m, magnitude(w), -1.0) for w, m in zip(weights, masks)]
+        if across:
+            total = sum(live, jnp.int32(0))
+            move = links_to_move(total, fraction)
+            flat = largest(jnp.concatenate(sizes), total - move)
+            lengths = [m.size for m in masks]
+            kept = jnp.split(flat, [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)])
+        else:
+            moves = [links_to_move(n, fraction) for n in live]
+            kept = [largest(s, n - k) for s, n, k in zip(sizes, live, moves)]
+            move = sum(moves, jnp.int32(0))
+        wanted = jnp.stack([importance(k, s) for k, s in zip(kept, scores)])
+        room = jnp.stack([k.size - k.sum(dtype=jnp.int32) for k in kept])
+        grow = apportion(move, wanted, room)
+        return [k | dense_grow(s, k, n) for k, s, n in zip(kept, scores, grow)]
+
+    group = lambda xs: [plain.groups(leaf, x) for leaf, x in zip(step.leaves, xs)]  # noqa: E731
+    new = jax.vmap(one)(group(step.weights), group(step.masks), group(scores))
+    return [plain.ungroup(leaf, m) for leaf, m in zip(step.leaves, new)], None
+
+
+def apportion(total: Array, weights: Array, room: Array) -> Array:
+    """Divides `total` among layers in proportion to `weights`, at most `room` each: i32[layers].
+
+    The sum is exactly min(total, Σ room); what rounding leaves over goes to the first layers.
+    """
+    given = jnp.zeros_like(room)
+    weights = jnp.where(jnp.isfinite(weights) & (weights > 0), weights, 0.0)
+    for _ in range(len(room)):  # each round gives out all, or fills another layer
+        left = total - given.sum()
+        open_weights = jnp.where(given < room, weights, 0.0)
+        shares = open_weights / jnp.maximum(open_weights.sum(), jnp.finfo(weights.dtype).tiny)
+        given = jnp.minimum(given + jnp.floor(left * shares).astype(given.dtype), room)
+    rest, free = total - given.sum(), room - given
+    before = jnp.cumsum(free) - free
+    return given + jnp.clip(rest - before, 0, free)
+
+
+def refill(leaf: Leaf, mask: Array, stays: Array, draws: Array) -> Array:
+    """`stays`, and the places of largest draw up to the number of links of `mask`, by member."""
+    groups = partial(Structure().groups, leaf)
+
+    def one(mask: Array, stays: Array, draws: Array) -> Array:
+        return stays | dense_grow(draws, stays, mask.sum(dtype=jnp.int32) - stays.sum())
+
+    return Structure().ungroup(leaf, jax.vmap(one)(groups(mask), groups(stays), groups(draws)))
+
+
+def _left(size: int, final: Any, done: Array) -> Array:
+    absent = jnp.asarray(size - final, jnp.float32) * done * (1.0 + 2.0**-22)
+    return size - jnp.minimum(jnp.floor(absent).astype(jnp.int32), size - final)
+
+
+def _scores(step: Step, i: int, grow: rules.GrowRule, drop: rules.DropRule) -> tuple[Array, Array]:
+    """Growth and keep scores of leaf i. Rules see one member of a stack at a time."""
+    leaf = step.leaves[i]
+    smoothed = step.smoothed[i] if step.smoothed is not None else None
+    if "m" not in leaf.layout:
+        layer = rules.Layer(
+            step.weights[i], step.grads[i], None, None, step.grads[i], step.uniform[i], smoothed
+        )
+        return rules.dense(grow(step.key, layer)), drop(layer)
+    stack = [a for a, letter in enumerate(leaf.layout) if letter == "m"]
+    front = list(range(len(stack)))
+    shape = tuple(n for n, letter in zip(leaf.shape, leaf.layout) if letter != "m")
+
+    def one(member: Array, arrays: Any) -> tuple[Array, Array]:
+        weight, grad, smoothed = arrays
+
+        def uniform(key: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(key, i), member)
+            return jax.random.uniform(key, shape, weight.dtype)
+
+        layer = rules.Layer(weight, grad, None, None, grad, uniform, smoothed)
+        return rules.dense(grow(step.key, layer)), drop(layer)
+
+    flat = lambda x: jnp.moveaxis(x, stack, front).reshape(-1, *shape)  # noqa: E731
+    arrays = jax.tree.map(flat, (step.weights[i], step.grads[i], smoothed))
+    scores = jax.vmap(one)(jnp.arange(leaf.size("m")), arrays)
+    lead = tuple(leaf.shape[a] for a in stack)
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(*lead, *shape), front, stack), scores)

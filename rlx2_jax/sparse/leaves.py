@@ -1,0 +1,282 @@
+"""Which leaves of a parameter tree are sparse, and what their axes mean.
+
+The default rule selects by name and role, in Flax (Linen and NNX), Haiku and Equinox alike:
+
+- a float array with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`), or
+  in a list or tuple without a name;
+- of a linear, convolution, recurrent or attention layer: embeddings and normalisation layers stay
+  dense, and so do biases, whatever their number of axes.
+
+`kernel` and `w` are `[window..., in, out]`, attention kernels `[in, heads, size]` and
+`[heads, size, out]`; `weight` is `[out, in, window...]`, as in Equinox. Leading axes of stacked
+networks (`nn.vmap`, `nn.scan`, NNX and Equinox ensembles) are found from the bias next to a weight,
+from Linen's names (`Vmap...`, `Scan...`) and from Equinox's layers.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlx2_jax.sparse import masks
+from rlx2_jax.sparse.masks import Predicate
+from rlx2_jax.types import Array, Params
+
+RULE = (
+    "float arrays of two or more axes named kernel, weight or w (or unnamed) in linear, "
+    "convolution, recurrent and attention layers; not embeddings, normalisation or biases"
+)
+Sparsity = float | Array | Sequence[float] | Mapping[str, float] | Callable[[str, Any], float]
+Choice = str | Sequence[str] | Predicate  # patterns of paths, or a predicate of path and leaf
+
+_WEIGHT = re.compile(r"(kernel|weights?|w)(_\w*|\d+)?", re.IGNORECASE)
+_BIAS = re.compile(r"(bias|b|scale|offset)(_\w*|\d+)?", re.IGNORECASE)
+_STACKED = re.compile(r"(Vmap|Scan)")
+_EQUINOX = re.compile(r"Linear|Conv|GRUCell|LSTMCell")
+_ATTENTION = ("query", "key", "value")
+
+
+class Leaf(NamedTuple):
+    """One array of a parameter tree.
+
+    Attributes:
+      path: names joined by "/".
+      layout: one letter per axis: `m` members of a stack, `i` inputs, `o` outputs, others a window.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    layout: str
+    sparse: bool
+
+    def size(self, letter: str) -> int:
+        """Product of the axes with this letter; `s` is the window."""
+        known = letter if letter in "mio" else None
+        sizes = (
+            n
+            for n, axis in zip(self.shape, self.layout)
+            if (axis == letter if known else axis not in "mio")
+        )
+        return math.prod(sizes)
+
+    @property
+    def member_shape(self) -> tuple[int, ...]:
+        """Shape `(window, in, out)` of one member, for the allocation of links."""
+        window = [n for n, axis in zip(self.shape, self.layout) if axis not in "mio"]
+        return (*window, self.size("i"), self.size("o"))
+
+
+def names(path: jax.tree_util.KeyPath) -> str:
+    """A path of keys as names joined by "/", without the `value` of an NNX variable."""
+    keys = list(path)
+    if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
+        keys = keys[:-1]
+    return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a shell-style pattern matches `path` or its end, from any "/" on."""
+    parts = path.split("/")
+    return any(fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts))) or (
+        fnmatchcase("/" + path, pattern)
+    )
+
+
+def describe(
+    params: Params,
+    sparse: Choice | None = None,
+    stacked: int | Mapping[str, int] | None = None,
+    layouts: Mapping[str, str] | None = None,
+) -> list[Leaf]:
+    """All leaves of a tree, in the order of `jax.tree.leaves`.
+
+    Args:
+      sparse: another choice than the rule above: patterns, or a predicate of path and leaf.
+      stacked: leading axes that stack networks, of all sparse leaves or by pattern.
+      layouts: letters of the axes by pattern, as in `Leaf.layout`: {"conv/weight": "oihw"}.
+    """
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    paths = [names(path) for path, _ in flat]
+    shapes = {path: tuple(np.shape(leaf)) for path, (_, leaf) in zip(paths, flat)}
+    layers = _equinox_layers(params)
+    found = []
+    for path, (keys, leaf) in zip(paths, flat):
+        layer = next((v for k, v in layers.items() if path == k or path.startswith(k + "/")), None)
+        layout = _layout(path, shapes, layer, _by_pattern(path, stacked))
+        layout = _given_layout(path, shapes[path], layouts) or layout
+        weight = _is_float(leaf) and len(layout.replace("m", "")) >= 2
+        if sparse is None:
+            chosen = weight and _by_name(path, keys, shapes, layer)
+        elif callable(sparse):
+            chosen = bool(sparse(keys, leaf))
+        else:
+            patterns = [sparse] if isinstance(sparse, str) else sparse
+            bias = _BIAS.fullmatch(path.rpartition("/")[2])
+            chosen = weight and not bias and any(matches(path, p) for p in patterns)
+        found.append(Leaf(path, shapes[path], layout, chosen))
+    return found
+
+
+def allocate(
+    leaves: Sequence[Leaf],
+    arrays: Sequence[Any],
+    sparsity: Sparsity,
+    distribution: str = "erdos_renyi",
+) -> list[int | Array]:
+    """Links of one member of each sparse leaf: N - floor(S_l N).
+
+    Args:
+      arrays: the sparse leaves' values, for a callable `sparsity`.
+      sparsity: of all members of all sparse leaves together; or of the leaves that match a pattern,
+        the first that does; or one value per sparse leaf; or a function of path and array.
+    """
+    chosen = [leaf for leaf in leaves if leaf.sparse]
+    if isinstance(sparsity, Mapping):
+        groups = [_first_match(leaf.path, sparsity) for leaf in chosen]
+        links: list[Any] = [None] * len(chosen)
+        for pattern in dict.fromkeys(groups):
+            members = [i for i, group in enumerate(groups) if group == pattern]
+            part = [chosen[i] for i in members]
+            for i, n in zip(members, _allocated(part, sparsity[pattern], distribution)):
+                links[i] = n
+        return links
+    if callable(sparsity):
+        sparsity = [sparsity(leaf.path, x) for leaf, x in zip(chosen, arrays)]
+    return _allocated(chosen, sparsity, distribution)
+
+
+def check_sparsity(sparsity: Any) -> None:
+    """Raises if no part of `sparsity` can be right."""
+    if callable(sparsity):
+        return
+    values = sparsity.values() if isinstance(sparsity, Mapping) else sparsity
+    several = isinstance(sparsity, Mapping | Sequence) and not isinstance(sparsity, str)
+    for value in values if several else (sparsity,):
+        masks.check_sparsity(value)
+
+
+def patterns_of(sparsity: Sparsity) -> list[str] | None:
+    """The choice of leaves that a `sparsity` by patterns makes."""
+    return list(sparsity) if isinstance(sparsity, Mapping) else None
+
+
+def unmatched(leaves: Sequence[Leaf], sparsity: Mapping[str, float]) -> list[str]:
+    """Patterns that match no sparse leaf first."""
+    used = {_first_match(leaf.path, sparsity) for leaf in leaves if leaf.sparse}
+    return [pattern for pattern in sparsity if pattern not in used]
+
+
+def _allocated(
+    leaves: Sequence[Leaf], sparsity: float | Sequence[float] | Array, distribution: str
+) -> list[int | Array]:
+    members = [leaf.size("m") for leaf in leaves]
+    shapes = [leaf.member_shape for leaf in leaves]
+    if isinstance(sparsity, Sequence):
+        found = masks.layer_sparsities(shapes, sparsity, distribution)
+    else:
+        each = [shape for shape, m in zip(shapes, members) for _ in range(m)]
+        starts = np.cumsum([0, *members])
+        every = masks.layer_sparsities(each, sparsity, distribution)
+        found = [every[start] for start in starts[:-1]]
+    return [masks.links(shape, s) for shape, s in zip(shapes, found)]
+
+
+def _first_match(path: str, patterns: Mapping[str, Any]) -> str:
+    return next((p for p in patterns if matches(path, p)), "")
+
+
+def _by_pattern(path: str, value: int | Mapping[str, int] | None) -> int | None:
+    if isinstance(value, Mapping):
+        return next((value[p] for p in value if matches(path, p)), None)
+    return value
+
+
+def _given_layout(path: str, shape: tuple[int, ...], layouts: Mapping[str, str] | None) -> str:
+    pattern = _first_match(path, layouts or {})
+    letters = (layouts or {}).get(pattern, "")
+    if letters and (len(letters) != len(shape) or "i" not in letters or "o" not in letters):
+        raise ValueError(
+            f"layout {letters!r} for {path} of shape {shape}: give one letter per axis, with i for "
+            "inputs, o for outputs, m for stacked members and any other for a window"
+        )
+    return letters
+
+
+def _by_name(path: str, keys: Any, shapes: Mapping[str, Any], layer: Any) -> bool:
+    parent, _, name = path.rpartition("/")
+    if layer is not None:
+        known = _EQUINOX.match(type(layer).__name__) is not None
+        return known and name.startswith("weight")
+    if not keys or isinstance(keys[-1], jax.tree_util.SequenceKey):
+        return True
+    if not _WEIGHT.fullmatch(name):
+        return False
+    embeds = "embed" in parent.rpartition("/")[2].lower()
+    return not embeds or _bias_shape(path, shapes) is not None  # a patch embedding is linear
+
+
+def _layout(path: str, shapes: Mapping[str, Any], layer: Any, stacked: int | None) -> str:
+    """Letters of a leaf's axes."""
+    shape, parts = shapes[path], path.split("/")
+    name, parent = parts[-1].lower(), parts[-2] if len(parts) > 1 else ""
+    if name.startswith("weight"):
+        rank = 2 + getattr(layer, "num_spatial_dims", 0) if layer is not None else len(shape)
+        members = max(len(shape) - rank, 0) if stacked is None else stacked
+        return ("m" * members + "oi" + "s" * len(shape))[: len(shape)]
+    bias = _bias_shape(path, shapes)
+    hinted = any(_STACKED.match(part) for part in parts)
+    members, outputs = _stack(shape, bias, hinted, stacked)
+    rest = len(shape) - members
+    siblings = "/".join(parts[:-2])
+    attention = any(p.startswith(f"{siblings}/query/".lstrip("/")) for p in shapes)
+    if attention and parent in _ATTENTION and rest == 3:
+        outputs = 2
+    inputs = 2 if attention and parent == "out" and rest == 3 else 1
+    outputs = min(outputs, max(rest - inputs, 0))
+    window = max(rest - inputs - outputs, 0)
+    return ("m" * members + "s" * window + "i" * inputs + "o" * outputs)[: len(shape)]
+
+
+def _stack(
+    shape: tuple[int, ...], bias: tuple[int, ...] | None, hinted: bool, stacked: int | None
+) -> tuple[int, int]:
+    """Leading axes that stack networks, and trailing output axes, of a kernel."""
+    fits = []
+    if bias:
+        fits = [
+            (s, len(bias) - s)
+            for s in range(len(bias))
+            if len(shape) > len(bias) and shape[:s] + shape[len(shape) - len(bias) + s :] == bias
+        ]
+    if stacked is not None:
+        return next(((s, o) for s, o in fits if s == stacked), (stacked, 1))
+    if not fits:
+        return (1 if hinted and len(shape) >= 3 else 0), 1
+    return fits[-1] if hinted else fits[0]
+
+
+def _bias_shape(path: str, shapes: Mapping[str, Any]) -> tuple[int, ...] | None:
+    parent, slash, _ = path.rpartition("/")
+    return next((shapes[n] for b in ("bias", "b") if (n := parent + slash + b) in shapes), None)
+
+
+def _equinox_layers(params: Params) -> dict[str, Any]:
+    """Equinox's layers in a tree, by path."""
+    is_layer = lambda x: type(x).__module__.startswith("equinox.nn.") and not hasattr(x, "layers")  # noqa: E731
+    found = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_layer)[0]
+    layers = {names(path): x for path, x in found if is_layer(x)}
+    for path, layer in list(layers.items()):  # a layer made of layers, such as attention
+        inner = {f"{path}/{name}": value for name, value in vars(layer).items() if is_layer(value)}
+        if inner:
+            del layers[path]
+            layers |= inner
+    return layers
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

@@ -1,0 +1,47 @@
+"""Where `sparsify` may stand among other optax transformations.
+
+Its updates take parameters exactly onto the mask. A transformation that changes them afterwards
+(a later member of a chain, `lookahead`, `schedule_free` around it) would leave parameters off the
+mask without a sign of it. Optax does not tell a transformation what is around it, so that `check`
+reads it from the Python stack while the update is traced.
+"""
+
+import sys
+from pathlib import Path
+
+import optax
+
+_OPTAX = str(Path(optax.__file__).parent)
+# Optax's modules that pass updates on unchanged, or none at all.
+_TRANSPARENT = (
+    "base.py",
+    "_accumulation.py",
+    "_combining.py",
+    "_conditionality.py",
+    "_inject.py",
+    "_layouts.py",
+    "_masking.py",
+)
+
+
+def check() -> None:
+    """Raises if one of optax's functions that are calling would change the updates afterwards."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_OPTAX):
+            after = None
+            if Path(code.co_filename).name not in _TRANSPARENT:
+                after = code.co_qualname.partition(".")[0]
+            elif code.co_qualname.startswith(("chain.", "named_chain.")):
+                known = frame.f_locals
+                members = known.get("update_fns", known.get("transforms", ()))
+                later = len(known.get("new_state", ())) + 1 < len(members)
+                after = "a later member of the chain" if later else None
+            if after is not None:
+                raise ValueError(
+                    f"{after} would change sparsify's updates and leave parameters off the mask: "
+                    "put sparsify around it, or last in the chain. Or give sparsify "
+                    "outermost=False, and call params = rlx2.mask(params, state) after every update"
+                )
+        frame = frame.f_back
