@@ -45,20 +45,24 @@ def change_masks(
 ) -> tuple[Masks, list[Array | None]]:
     """New masks where a mask update is due, and which places of each leaf keep their value.
 
+    `weights` need not be on the mask: masked inside the branch, they are not computed without it.
     Under vmap, a mask update is computed when it is due in any of the runs.
     """
     masks, treedef = jax.tree.flatten(inputs.masks)
     chosen = [i for i, leaf in enumerate(inputs.leaves) if leaf.sparse]
-    old, fresh = [masks[i] for i in chosen], inputs.method.fresh
+    old = [masks[i] for i in chosen]
 
     def change(carry: Any) -> Any:
-        new, kept = _changed(inputs, weights, carry[0] if fresh else carry)
-        new = [placed_as(m, like) for m, like in zip(new, old)]
-        return (new, [placed_as(m, like) for m, like in zip(kept or (), old)]) if fresh else new
+        now, _ = carry
+        new, kept = _changed(inputs, weights, now)
+        new = [placed_as(m, like) for m, like in zip(new, now)]
+        if kept is None:
+            return new, [a & b for a, b in zip(new, now)]
+        return new, [placed_as(m, like) for m, like in zip(kept, now)]
 
-    carry = (old, old) if fresh else old
-    found = when(due, change, carry) if not known(due) else change(carry) if due else carry
-    new, kept = found if fresh else (found, [a & b for a, b in zip(found, old)])
+    # Nothing outside the branch reads the old masks, so that XLA need not keep a copy of them.
+    carry = (old, old)
+    new, kept = when(due, change, carry) if not known(due) else change(carry) if due else carry
     keep: list[Array | None] = [None] * len(masks)
     for i, m, k in zip(chosen, new, kept):
         masks[i], keep[i] = m, k
@@ -71,14 +75,15 @@ def _changed(
     method, leaves = inputs.method, inputs.leaves
     chosen = [i for i, leaf in enumerate(leaves) if leaf.sparse]
     pick = lambda tree: [local(x) for x in _pick(tree, chosen)]  # noqa: E731
+    now = [local(m) for m in masks]
     params = _pick(inputs.params, chosen)
     uniform = rules.shared_uniform([leaf.shape for leaf in leaves], params[0].dtype)
     own = inputs.method_state or {}
     step = Step(
         leaves=[leaves[i] for i in chosen],
-        weights=pick(weights),
+        weights=[jnp.where(m, x, jnp.zeros_like(x)) for m, x in zip(now, pick(weights))],
         grads=pick(inputs.grads),
-        masks=[local(m) for m in masks],
+        masks=now,
         links=inputs.links(leaves, params) if method.begins == "dense" else (),
         uniform=[uniform[i] for i in chosen],
         count=inputs.count,

@@ -46,7 +46,6 @@ class Method(NamedTuple):
       mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it.
       structure: the pattern of the masks.
       smoothed: whether `change` reads the smoothed gradient.
-      fresh: whether `change` returns which links keep their value.
       signs: whether `change` reads the initial signs.
       fraction: the largest share of links that one mask update moves, if known.
     """
@@ -58,7 +57,6 @@ class Method(NamedTuple):
     mask_step: str = "skip"
     structure: Structure = Structure()
     smoothed: bool = False
-    fresh: bool = False
     signs: bool = False
     fraction: Any = None
 
@@ -91,9 +89,7 @@ def rigl(
         return evolve(step, pattern, grow_by, drop_by, fraction, regrow)
 
     method = _periodic("rigl", change, interval, t_end, zeta0)
-    return method._replace(
-        structure=pattern, smoothed=rules.needs_smoothed(grow_by), fresh=regrow == "zero"
-    )
+    return method._replace(structure=pattern, smoothed=rules.needs_smoothed(grow_by))
 
 
 def set_(*, grow: str | rules.GrowRule = "random", **options: Any) -> Method:
@@ -151,7 +147,7 @@ def deepr(*, interval: Any = 1) -> Method:
         return list(map(refill, step.leaves, step.masks, kept, draws)), kept
 
     every = lambda count: count % interval == 0  # noqa: E731
-    return Method("deepr", change, every, mask_step="after", fresh=True, signs=True)
+    return Method("deepr", change, every, mask_step="after", signs=True)
 
 
 def static(

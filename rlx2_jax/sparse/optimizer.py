@@ -36,7 +36,7 @@ from rlx2_jax.sparse.methods import METHODS, Method
 from rlx2_jax.sparse.options import choose, known
 from rlx2_jax.sparse.state import SparsifyState
 from rlx2_jax.sparse.structure import local, placed_as
-from rlx2_jax.types import Array, Params
+from rlx2_jax.types import Array, Masks, Params
 
 
 def sparsify(
@@ -186,16 +186,16 @@ def sparsify(
         masks_lib.check_same_tree(params, updates, "params", "grads")
         leaves = described(params)
         masks, count = state.masks, jnp.asarray(optax.safe_increment(state.count))
-        live = partial(masked, leaves, masks)
         method_state = advance_method_state(plan, state.extra, leaves, updates)
         inputs = Inputs(
             plan, leaves, params, updates, masks, count, state.key, method_state, links, grad_fn
         )
-        arguments = (live(updates), state.inner, live(params))
-        extra = _masked_arguments(extra, live)
 
-        def optimizer_step(grads: Params, inner: Any, params: Params) -> tuple[Params, Any]:
-            return inner_tx.update(grads, inner, params, **extra)
+        def problem(masks: Masks) -> tuple[Callable[..., Any], tuple[Params, Any, Params]]:
+            """The optimizer's update and its arguments, on these masks."""
+            live = partial(masked, leaves, masks)
+            more = _masked_arguments(extra, live)
+            return partial(inner_tx.update, **more), (live(updates), state.inner, live(params))
 
         def of_state(keep: Sequence[Array | None]) -> Callable[[int], Array | None]:
             """Which places of leaf i of the optimizer's state keep their value."""
@@ -208,15 +208,17 @@ def sparsify(
         due: Any = plan.due(count) if evolves and plan.due else False
         keep = [m if leaf.sparse else None for m, leaf in zip(jax.tree.leaves(masks), leaves)]
         if known(due) and not due:
-            step, inner = optimizer_step(*arguments)
-        elif when_due == "skip":
-            masks, keep = change_masks(inputs, due, arguments[2])
+            optimizer, arguments = problem(masks)
+            step, inner = optimizer(*arguments)
+        elif when_due == "skip":  # on a mask update the optimizer's step is not used
+            masks, keep = change_masks(inputs, due, params)
             old = jax.tree.leaves(state.inner)
-            step, inner = advance(optimizer_step, arguments, restored(old, due, of_state(keep)))
+            step, inner = advance(*problem(masks), restored(old, due, of_state(keep)))
             step = jax.tree.map(lambda u: jnp.where(due, jnp.zeros_like(u), u), step)
         else:
-            step, inner = optimizer_step(*arguments)
-            masks, keep = change_masks(inputs, due, live(optax.apply_updates(arguments[2], step)))
+            optimizer, arguments = problem(masks)
+            step, inner = optimizer(*arguments)
+            masks, keep = change_masks(inputs, due, optax.apply_updates(arguments[2], step))
             kept = of_state([None if k is None else k | ~due for k in keep])
             values, inner_tree = jax.tree.flatten(inner)
             values = [zeroed(x, kept(i)) for i, x in enumerate(values)]
