@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from rlx2_jax.training import metrics
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "extending"
 NAMES = sorted(path.name for path in FOLDER.glob("*.py"))
-TABLES = (
+TABLES: tuple[dict[str, Any], ...] = (
     *(rules.GROW, rules.DROP, networks.ARCHITECTURES, agents.ALGORITHMS, algorithms.NETWORK_USE),
     *(options._INHERITED, metrics.METRICS, exporters.EXPORTERS),
 )

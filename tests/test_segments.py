@@ -206,7 +206,7 @@ def test_make_train_is_loops_of_plain_steps_and_events(platform):
 
 def replay_copies(f, *args) -> list[str]:
     """Copies of replay arrays in a compiled program; their ring of 40 rows has 2 more."""
-    text = jax.jit(f, donate_argnums=0).trace(*args).lower().compile().as_text()
+    text = str(jax.jit(f, donate_argnums=0).trace(*args).lower().compile().as_text())
     assert re.search(r"\[2,42,1", text)
     return re.findall(r"= \w+\[2,42,1[\d,]*\]\S* copy\(.*", text)
 

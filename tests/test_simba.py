@@ -20,7 +20,7 @@ from rlx2_jax.agents import common, sac, td3
 from rlx2_jax.kernels import layout
 from rlx2_jax.networks import convert, masked
 from rlx2_jax.training import execute, guards, plan, preflight, summary
-from rlx2_jax.training.loop import DeviceLoop
+from rlx2_jax.training.device_loop import DeviceLoop
 from rlx2_jax.training.run import lane_ledger
 
 SIMBA: dict[str, Any] = {"architecture": "simba", "hidden": None, "width": 8, "blocks": 2}
@@ -96,7 +96,7 @@ def test_a_plain_mlp_is_the_module_applied():
     module = networks.MLP((6, 5, 2))
     params, _, _ = networks.init(jax.random.key(0), module, 4)
     x = jax.random.normal(jax.random.key(1), (3, 4))
-    applied = module.apply({"params": params}, x)
+    applied: Any = module.apply({"params": params}, x)
     np.testing.assert_allclose(masked.bind(params, module=module)(x), applied, atol=1e-6)
 
 
@@ -188,12 +188,13 @@ def test_the_training_loop_has_no_branch(algo, form, platform):
 @pytest.mark.fast
 def test_sizes_are_those_of_the_architecture():
     assert config.make("td3", 3, 1, architecture="simba").width == 512
-    for fields, text in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"hidden": (16,)}, r"hidden=\(16,\).*'simba' is sized by width and blocks"),
         ({"architecture": "mlp", "hidden": None}, "width=8: architecture='mlp' is sized by hidden"),
         ({"architecture": "cnn"}, "architecture='cnn': use one of"),
         ({"blocks": 65}, "blocks=65"),
-    ):
+    )
+    for fields, text in wrong:
         with pytest.raises(ValueError, match=text):
             make(**fields)
     with pytest.raises(ValueError, match=r"'tiny' trains a narrower MLP.*'simba'"):

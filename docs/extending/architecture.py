@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import rlx2_jax as rlx2
@@ -19,7 +20,7 @@ class NormMLP(networks.Architecture):
 
     @classmethod
     def build(cls, sizes):
-        return cls((*sizes.hidden, sizes.outputs))
+        return cls((*(sizes.hidden or ()), sizes.outputs))
 
     @nn.compact
     def __call__(self, x):
@@ -45,5 +46,5 @@ if __name__ == "__main__":
     for form in ("masked", "compact"):
         config = rlx2.Config("td3", 3, 1, architecture="norm_mlp", hidden=(32,), execution=form)
         agent = rlx2.td3.init(jax.random.key(0), config, lane)
-        action = rlx2.td3.mean_action(networks.online(agent.actor), np.ones((5, 3), np.float32))
+        action = rlx2.td3.mean_action(networks.online(agent.actor), jnp.ones((5, 3)))
         print(form, action.shape, float(action[0, 0]))

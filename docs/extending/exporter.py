@@ -47,5 +47,6 @@ if __name__ == "__main__":
     policy = export.SparsePolicy("td3", export.mlp(layers))
     obs = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        written = write_json(policy, Path(folder) / "policy.json")
-        print("largest difference:", np.abs(written.act(obs) - policy.act(obs)).max())
+        path = Path(folder) / "policy.json"
+        write_json(policy, path)
+        print("largest difference:", np.abs(run(path, obs) - policy.act(obs)).max())

@@ -28,7 +28,7 @@ class Reach(gymnasium.Env):
         return self.x.copy(), -distance, distance < 0.02, False, {}
 
 
-gymnasium.register("Reach-v0", Reach, max_episode_steps=20)
+gymnasium.register("Reach-v0", lambda **_: Reach(), max_episode_steps=20)
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,8 @@ class Bound:
     def first(self, x: Array) -> Array:
         """Output of the first member: `[..., out]`."""
         members = (self.flat, self.index, self.probes, base.member_keys(self.key, self.members))
-        return self._apply(*jax.tree.map(lambda leaf: leaf[0], members), x)
+        flat, index, probes, key = jax.tree.map(lambda leaf: leaf[0], members)
+        return self._apply(flat, index, probes, key, x)
 
     def each(self, x: Array) -> Array:
         """The output of an ensemble whose members have an input of their own each."""

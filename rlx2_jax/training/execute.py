@@ -21,6 +21,7 @@ from rlx2_jax.training.loop import Loop, networks
 from rlx2_jax.training.reporter import Reporter
 from rlx2_jax.training.run import (
     CHECKPOINTS,
+    CONFIG,
     Run,
     RunError,
     initial_networks,
