@@ -20,10 +20,10 @@ if __name__ == "__main__":
     params = {"kernel": jnp.ones((8, 8)), "bias": jnp.zeros(8)}
     tx = rlx2.sparsify(optax.sgd(0.1), 0.75, grow="sampled", interval=2, t_end=100)
     state = tx.init(params)
-    before = rlx2.get_masks(state)["kernel"]
+    before = rlx2.masks_of(state)["kernel"]
     for i in range(4):
         gradient = jax.tree.map(lambda x, i=i: jnp.cos(x + i), params)
         updates, state = tx.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    after = rlx2.get_masks(state)["kernel"]
+    after = rlx2.masks_of(state)["kernel"]
     print(f"{int(after.sum())} links, {int((after & ~before).sum())} of them new")
