@@ -76,6 +76,13 @@ def test_lanes_may_differ_in_hyper_parameters(trained):
     assert not np.array_equal(biases[0], biases[1])
 
 
+def test_replay_arrays_are_no_longer_than_the_run():
+    config = rlx2.make_config(Slide(), **{**SMALL, "capacity": 10**6})
+    train = rlx2.make_train(Slide(), config, LANE, evaluations=1, episodes=1)
+    text = jax.jit(train).trace(jax.random.key(0)).lower().as_text()
+    assert f"tensor<{config.steps + 2}x1x" in text and "tensor<1000002x1x" not in text
+
+
 @pytest.mark.parametrize("algo", ["td3", "sac"])
 def test_the_value_of_a_truncated_task_is_learned(algo):
     """Reward 1 for ever, cut every 5 steps: worth 1 / (1 - γ) = 2."""

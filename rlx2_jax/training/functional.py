@@ -8,6 +8,7 @@ evaluation) happens inside `train`, so it can be jitted, vmapped over seeds and 
 sharded, and called from other JAX code.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +139,9 @@ def make_train(
     lane = configs.resolve(config, lane)
     own = configs.hyper(config, lane)
     warm, end = lanes_.warmup_time(config), lanes_.total_time(config)
+    # Replay arrays need no more rows than there are steps; B_max and B_min stay as they are.
+    rows = max(end, config.n_max) * config.num_envs
+    config = dataclasses.replace(config, capacity=min(config.capacity, rows))
     interval = (end - warm) // max(evaluations, 1)
     if interval < 1:
         raise ValueError(
