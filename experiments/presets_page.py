@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import rlx2_jax.agents  # noqa: F401  # registers all algorithms
 from rlx2_jax.cli.setting_flags import LANE_FLAGS
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER, Option
