@@ -277,8 +277,8 @@ def initial_networks(config: Config, lane: Lane, directory: Path) -> dict[str, W
 
 
 # Memory of a process without its lanes: imports, compiled programs, the compiler.
-# Measured with XLA's default flags and nothing cached; compact lanes have more to compile.
-_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_300_000_000}
+# Measured with XLA's default flags and nothing cached; compact lanes have a little more to compile.
+_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_000_000_000}
 
 
 def process_bytes(lanes: Sequence[Lane]) -> int:
