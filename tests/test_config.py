@@ -174,7 +174,7 @@ def test_a_config_is_a_static_argument():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"algo": "ddpg"}, r"algo 'ddpg': use one of \('td3', 'sac'\)"),
+        ({"algo": "ddpg"}, r"algo 'ddpg': use one of \('td3', 'sac', "),
         ({"mask_init": "best"}, r"mask_init='best': use one of .*'magnitude'"),
         ({"regrow": "yes"}, r"regrow='yes': use one of .*'forbid'"),
         ({"dtype": "float16"}, r"dtype='float16': use one of .*'float64'"),

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -42,7 +43,7 @@ def linear(x: Array, *layers: Weights) -> Array:
         return compact_mlp.mlp(flat, index, x, probe=probe)
     for i, (kernel, bias) in enumerate(layers):
         x = jax.nn.relu(x) if i else x
-        x = x @ kernel
+        x = x @ cast(Array, kernel)
         x = x + jnp.broadcast_to(bias, x.shape)
     return x
 
