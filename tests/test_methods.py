@@ -79,7 +79,7 @@ def test_rigl_as_jaxpruner():
     """From a recorded mask, at the update where ζ is 1/4."""
     tx = sparsify(optax.sgd(0.1), 0.5, interval=5, t_end=10, distribution="uniform")
     state: Any = tx.init(WEIGHTS)
-    state = state._replace(masks=recorded("old"), count=jnp.int32(4))
+    state = state._replace(codes=jax.tree.map(jnp.uint8, recorded("old")), count=jnp.int32(4))
     same_masks(jit(tx.update)(GRADS, state, WEIGHTS)[1], "rigl")
 
 

@@ -268,7 +268,7 @@ def test_optax_can_map_over_its_state():
     tx = adam()
     state = tx.init(random_tree(0))
     found: Any = optax.tree.map_params(tx, lambda x: np.shape(x), state)
-    assert found.inner[0].mu == found.masks == SHAPES
+    assert found.inner[0].mu == found.codes == SHAPES
 
 
 def train(method, seed):

@@ -1,4 +1,9 @@
-"""Mask updates of `sparsify`: a branch that returns booleans only."""
+"""Mask updates of `sparsify`: a branch that returns one byte per place, and nothing else.
+
+Masks and the links that keep their value are one array of codes (`SparsifyState`), changed in place
+by a branch that is rarely taken: a step without a mask update copies nothing and needs no memory
+besides its arguments and results.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +18,7 @@ from rlx2_jax.sparse.leaves import Leaf
 from rlx2_jax.sparse.methods import Method
 from rlx2_jax.sparse.options import known
 from rlx2_jax.sparse.structure import local, placed_as
-from rlx2_jax.types import Array, Masks, Params
+from rlx2_jax.types import Array, Params
 
 
 class Inputs(NamedTuple):
@@ -23,7 +28,7 @@ class Inputs(NamedTuple):
     leaves: Sequence[Leaf]
     params: Params
     grads: Params
-    masks: Masks
+    codes: Params
     count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
     key: Array  # data of a random key
     method_state: dict[str, Params] | None
@@ -31,42 +36,42 @@ class Inputs(NamedTuple):
     grad_fn: Callable[[Params], Params] | None
 
 
-def masked(leaves: Sequence[Leaf], masks: Masks, tree: Params) -> Params:
+def masked(leaves: Sequence[Leaf], codes: Params, tree: Params) -> Params:
     """Zero off the mask, on sparse leaves."""
     flat, treedef = jax.tree.flatten(tree)
-    triples = zip(leaves, jax.tree.leaves(masks), flat)
+    triples = zip(leaves, jax.tree.leaves(codes), flat)
     return treedef.unflatten(
-        [jnp.where(m, x, jnp.zeros_like(x)) if leaf.sparse else x for leaf, m, x in triples]
+        [jnp.where(c > 0, x, jnp.zeros_like(x)) if leaf.sparse else x for leaf, c, x in triples]
     )
 
 
-def change_masks(
-    inputs: Inputs, due: Array | bool, weights: Params
-) -> tuple[Masks, list[Array | None]]:
-    """New masks where a mask update is due, and which places of each leaf keep their value.
+def kept_places(leaves: Sequence[Leaf], codes: Params, due: Array | bool) -> list[Array | None]:
+    """Which places of each sparse leaf keep their value in this update."""
+    flat = zip(leaves, jax.tree.leaves(codes))
+    return [jnp.where(due, c == 1, c > 0) if leaf.sparse else None for leaf, c in flat]
+
+
+def change_codes(inputs: Inputs, due: Array | bool, weights: Params) -> Params:
+    """New codes where a mask update is due.
 
     `weights` need not be on the mask: masked inside the branch, they are not computed without it.
     Under vmap, a mask update is computed when it is due in any of the runs.
     """
-    masks, treedef = jax.tree.flatten(inputs.masks)
+    codes, treedef = jax.tree.flatten(inputs.codes)
     chosen = [i for i, leaf in enumerate(inputs.leaves) if leaf.sparse]
-    old = [masks[i] for i in chosen]
 
-    def change(carry: Any) -> Any:
-        now, _ = carry
-        new, kept = _changed(inputs, weights, now)
-        new = [placed_as(m, like) for m, like in zip(new, now)]
-        if kept is None:
-            return new, [a & b for a, b in zip(new, now)]
-        return new, [placed_as(m, like) for m, like in zip(kept, now)]
+    def change(now: list[Array]) -> list[Array]:
+        before = [local(code > 0) for code in now]
+        new, kept = _changed(inputs, weights, before)
+        kept = [a & b for a, b in zip(new, before)] if kept is None else kept
+        found = [jnp.where(k, 1, jnp.where(m, 2, 0)) for m, k in zip(new, kept)]
+        return [placed_as(c.astype(jnp.uint8), like) for c, like in zip(found, now)]
 
-    # Nothing outside the branch reads the old masks, so that XLA need not keep a copy of them.
-    carry = (old, old)
-    new, kept = when(due, change, carry) if not known(due) else change(carry) if due else carry
-    keep: list[Array | None] = [None] * len(masks)
-    for i, m, k in zip(chosen, new, kept):
-        masks[i], keep[i] = m, k
-    return treedef.unflatten(masks), keep
+    now = [codes[i] for i in chosen]
+    found = when(due, change, now) if not known(due) else change(now) if due else now
+    for i, code in zip(chosen, found):
+        codes[i] = code
+    return treedef.unflatten(codes)
 
 
 def _changed(
@@ -75,15 +80,14 @@ def _changed(
     method, leaves = inputs.method, inputs.leaves
     chosen = [i for i, leaf in enumerate(leaves) if leaf.sparse]
     pick = lambda tree: [local(x) for x in _pick(tree, chosen)]  # noqa: E731
-    now = [local(m) for m in masks]
     params = _pick(inputs.params, chosen)
     uniform = rules.shared_uniform([leaf.shape for leaf in leaves], params[0].dtype)
     own = inputs.method_state or {}
     step = Step(
         leaves=[leaves[i] for i in chosen],
-        weights=[jnp.where(m, x, jnp.zeros_like(x)) for m, x in zip(now, pick(weights))],
+        weights=[jnp.where(m, x, jnp.zeros_like(x)) for m, x in zip(masks, pick(weights))],
         grads=pick(inputs.grads),
-        masks=now,
+        masks=masks,
         links=inputs.links(leaves, params) if method.begins == "dense" else (),
         uniform=[uniform[i] for i in chosen],
         count=inputs.count,

@@ -28,15 +28,16 @@ from rlx2_jax.sparse.leaves import Choice, Leaf, Sparsity
 from rlx2_jax.sparse.mask_update import (
     Inputs,
     advance_method_state,
-    change_masks,
+    change_codes,
     init_method_state,
+    kept_places,
     masked,
 )
 from rlx2_jax.sparse.methods import METHODS, Method
 from rlx2_jax.sparse.options import choose, known
 from rlx2_jax.sparse.state import SparsifyState
 from rlx2_jax.sparse.structure import local, placed_as
-from rlx2_jax.types import Array, Masks, Params
+from rlx2_jax.types import Array, Params
 
 
 def sparsify(
@@ -163,7 +164,7 @@ def sparsify(
             _check_inner(inner, params)
         return SparsifyState(
             inner=inner,
-            masks=jax.tree.unflatten(treedef, masks),
+            codes=jax.tree.unflatten(treedef, [m.astype(jnp.uint8) for m in masks]),
             count=jnp.zeros((), jnp.int32),
             key=jax.random.key_data(key),
             selected=jnp.array([leaf.sparse for leaf in leaves], bool),
@@ -182,18 +183,18 @@ def sparsify(
             placement.check()
         if params is None:
             raise ValueError("sparsify needs the parameters: call update(grads, state, params)")
-        masks_lib.check_same_tree(params, state.masks, "params", "masks")
+        masks_lib.check_same_tree(params, state.codes, "params", "masks")
         masks_lib.check_same_tree(params, updates, "params", "grads")
         leaves = described(params)
-        masks, count = state.masks, jnp.asarray(optax.safe_increment(state.count))
+        codes, count = state.codes, jnp.asarray(optax.safe_increment(state.count))
         method_state = advance_method_state(plan, state.extra, leaves, updates)
         inputs = Inputs(
-            plan, leaves, params, updates, masks, count, state.key, method_state, links, grad_fn
+            plan, leaves, params, updates, codes, count, state.key, method_state, links, grad_fn
         )
 
-        def problem(masks: Masks) -> tuple[Callable[..., Any], tuple[Params, Any, Params]]:
-            """The optimizer's update and its arguments, on these masks."""
-            live = partial(masked, leaves, masks)
+        def problem(codes: Params) -> tuple[Callable[..., Any], tuple[Params, Any, Params]]:
+            """The optimizer's update and its arguments, on these links."""
+            live = partial(masked, leaves, codes)
             more = _masked_arguments(extra, live)
             return partial(inner_tx.update, **more), (live(updates), state.inner, live(params))
 
@@ -206,24 +207,26 @@ def sparsify(
 
         evolves = plan.due is not None and any(leaf.sparse for leaf in leaves)
         due: Any = plan.due(count) if evolves and plan.due else False
-        keep = [m if leaf.sparse else None for m, leaf in zip(jax.tree.leaves(masks), leaves)]
         if known(due) and not due:
-            optimizer, arguments = problem(masks)
+            optimizer, arguments = problem(codes)
             step, inner = optimizer(*arguments)
+            keep = kept_places(leaves, codes, False)
         elif when_due == "skip":  # on a mask update the optimizer's step is not used
-            masks, keep = change_masks(inputs, due, params)
+            codes = change_codes(inputs, due, params)
+            keep = kept_places(leaves, codes, due)
             old = jax.tree.leaves(state.inner)
-            step, inner = advance(*problem(masks), restored(old, due, of_state(keep)))
+            step, inner = advance(*problem(codes), restored(old, due, of_state(keep)))
             step = jax.tree.map(lambda u: jnp.where(due, jnp.zeros_like(u), u), step)
         else:
-            optimizer, arguments = problem(masks)
+            optimizer, arguments = problem(codes)
             step, inner = optimizer(*arguments)
-            masks, keep = change_masks(inputs, due, optax.apply_updates(arguments[2], step))
+            codes = change_codes(inputs, due, optax.apply_updates(arguments[2], step))
+            keep = kept_places(leaves, codes, due)
             kept = of_state([None if k is None else k | ~due for k in keep])
             values, inner_tree = jax.tree.flatten(inner)
             values = [zeroed(x, kept(i)) for i, x in enumerate(values)]
             inner = jax.tree.unflatten(inner_tree, values)
-        new_state = SparsifyState(inner, masks, count, state.key, state.selected, method_state)
+        new_state = SparsifyState(inner, codes, count, state.key, state.selected, method_state)
         return _onto(keep, step, params), new_state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

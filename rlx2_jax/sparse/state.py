@@ -23,7 +23,8 @@ class SparsifyState(NamedTuple):
 
     Attributes:
       inner: state of the wrapped optimizer.
-      masks: booleans in the tree of the parameters; all ones on leaves that are not sparse.
+      codes: u8 in the tree of the parameters: 0 no link; 1 a link, also everywhere on leaves that
+        are not sparse; 2 a link that the last mask update set to zero. `masks_of` gives booleans.
       count: updates so far, i32[].
       key: data of a random key, u32[2].
       selected: which leaves are sparse, in the order of `jax.tree.leaves`: bool[leaves].
@@ -31,11 +32,16 @@ class SparsifyState(NamedTuple):
     """
 
     inner: Any
-    masks: Masks
+    codes: Params
     count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
     key: Array
     selected: Array
     extra: Any = None
+
+    @property
+    def masks(self) -> Masks:
+        """Booleans in the tree of the parameters; all ones on leaves that are not sparse."""
+        return jax.tree.map(lambda code: code > 0, self.codes)
 
 
 def masks_of(state: Any) -> Masks:
