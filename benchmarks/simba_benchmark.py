@@ -1,11 +1,13 @@
 """Updates of SimBa, compact beside masked: python -m benchmarks.simba_benchmark
 
-Prints updates per second of both forms and their ratio, the median over turns, as JSON.
+Prints updates per second of both forms and their ratio, the median over turns, as JSON; the ratio
+of the processor time too, which other processes on the machine change less.
 """
 
 import argparse
 import json
 import sys
+import time
 
 import numpy as np
 
@@ -27,13 +29,19 @@ def main() -> None:
         for form in ("masked", "compact")
     }
     seconds: dict[str, list[float]] = {form: [] for form in subjects}
+    processor: dict[str, list[float]] = {form: [] for form in subjects}
     for turn in range(options.turns):
         for form, measure in subjects.items():
+            start = time.process_time()
             seconds[form].append(measure())
+            processor[form].append((time.process_time() - start) / measure.updates)
             print(f"turn {turn + 1}: {form} {1 / seconds[form][-1]:.1f}/s", file=sys.stderr)
-    found = {f"{form}_updates_per_second": 1 / float(np.median(x)) for form, x in seconds.items()}
-    ratio = float(np.median(np.divide(seconds["masked"], seconds["compact"])))
-    print(json.dumps({**vars(options), **found, "compact_over_masked": ratio}, indent=1))
+    rates = {f"{form}_updates_per_second": 1 / float(np.median(x)) for form, x in seconds.items()}
+    ratios = {
+        f"compact_over_masked{suffix}": float(np.median(np.divide(x["masked"], x["compact"])))
+        for suffix, x in (("", seconds), ("_processor_time", processor))
+    }
+    print(json.dumps({**vars(options), **rates, **ratios}, indent=1))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Scanned:
         config, lanes = made.config, made.lanes
         self.program, self.updates = made, steps * config.updates_per_step
         self._steps = steps
-        parts = plan.groups(plan.Part(config, tuple(range(len(lanes)))))
+        parts = plan.blocks([plan.Part(config, tuple(range(len(lanes))))], 1, turns=True)
         programs = [Program(config, [lanes[i] for i in part.lanes]) for part in parts]
 
         shape = (997, len(parts[0].lanes), config.num_envs, config.obs_dim)

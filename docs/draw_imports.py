@@ -20,7 +20,7 @@ LAYERS = (
     ("sparse",),
     ("networks",),
     ("options", "option_table", "checks", "config", "presets"),
-    ("agents", "envs"),
+    ("agents", "envs", "trackers"),
     ("training",),
     ("export", "reporting"),
     ("cli",),

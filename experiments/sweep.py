@@ -5,6 +5,8 @@ python -m experiments.sweep --suite=nstep --budget=short --dry_run
 python -m experiments.sweep --suite=table2,toy --budget=paper --shard=0/4 --logdir=/data/rlx2
 python -m experiments.sweep --suite=all --budget=smoke --logdir=runs/smoke
 python -m experiments.sweep --suite=table2 --budget=paper --preset=reference --env_version=v3
+python -m experiments.sweep --suite=nstep --budget=short --launcher=slurm --slurm_partition=gpu
+python -m experiments.sweep --suite=nstep --budget=short --launcher=ray --ray_address=auto
 
 The same command again continues where it stopped; a finished unit is never run again. Settings that
 are given reach every unit of every suite.
@@ -18,37 +20,27 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import cloning, suites
+from experiments import launchers, suites, units
+from experiments.launchers import local
 from experiments.reporting import ledgers
 from experiments.suites import base
+from experiments.units import Job, Unfinished
 from rlx2_jax import config as configs
 from rlx2_jax import envs, files
-from rlx2_jax.cli import crash, setting_flags
-from rlx2_jax.envs import EnvironmentFailure
+from rlx2_jax.cli import crash, setting_flags, tracker_flags
 from rlx2_jax.option_table import MAX_LANES
 from rlx2_jax.reporting import tables
-from rlx2_jax.training import execute as execution
-from rlx2_jax.training import launch, plan, preflight
-from rlx2_jax.training.claim import check_same_settings, damaged
+from rlx2_jax.training import launch, plan
 from rlx2_jax.training.guards import Stopped
-from rlx2_jax.training.lane_group import LaneFailure
-from rlx2_jax.training.run import (
-    FORMAT,
-    Run,
-    RunError,
-    available_memory,
-    chunk_size,
-    has_run,
-    memory_bytes,
-    read_run,
-)
+from rlx2_jax.training.run import FORMAT, RunError, available_memory, chunk_size, memory_bytes
 from rlx2_jax.training.settings import SettingError
+from rlx2_jax.training.tracking import Track
 
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -57,9 +49,6 @@ QUICK = (
 
 
 MOST_FRACTION = 100  # of the paper's schedule
-
-# Errors whose message says everything.
-_KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
 
 def budget_of(name: str, **changes: Any) -> base.Budget:
@@ -151,63 +140,13 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
     files.write_json(path, plain)
 
 
-def finished(directory: Path) -> bool:
-    """Whether a unit is done: its summary is written last."""
-    try:
-        files.read_json(directory / execution.SUMMARY)
-    except files.Damaged:
-        return False
-    return True
-
-
-def _damaged(directory: Path) -> list[str]:
-    """Results of a finished unit that are missing or were changed, and can be restored."""
-    try:
-        return damaged(directory)
-    except RunError:
-        return []
-
-
-def _other_settings(unit: base.Unit, directory: Path, budget: base.Budget) -> str:
-    """Why a finished unit is not the one that is asked for; empty if it is."""
-    if not has_run(directory):
-        return ""
-    try:
-        run = make_run(unit, budget)
-        check_same_settings(read_run(directory), run, directory)
-    except (RunError, ValueError, ImportError) as error:
-        return str(error)
-    return ""
-
-
-def make_run(unit: base.Unit, budget: base.Budget, execution_: str = "auto") -> Run:
-    """The run that a unit is."""
-    settings, lanes = dataclasses.replace(unit.settings, execution=execution_), unit.lanes
-    if unit.kind == "clone":
-        transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
-        settings, lanes = cloning.imitating(settings, lanes, transitions)
-    return launch.make_run(settings, lanes)
-
-
-def check_units(suite: str, units: list[base.Unit], budget: base.Budget, execution_: str) -> None:
+def check_units(suite: str, own: list[base.Unit], budget: base.Budget, execution_: str) -> None:
     """Refuses settings under which a unit cannot run, before the first one is."""
-    for unit in units:
+    for unit in own:
         try:
-            make_run(unit, budget, execution_)
+            units.make_run(unit, budget, execution_)
         except (RunError, ValueError, ImportError) as error:
             raise SettingError(f"{suite}/{unit.name}: {error}") from error
-
-
-def run_unit(unit: base.Unit, directory: Path, budget: base.Budget, execution_: str) -> None:
-    """Trains one unit, or continues it."""
-    run = make_run(unit, budget, execution_)
-    for text in preflight.warnings(run):
-        _say(f"warning: {text}")
-    execution.execute(run, directory, resume=has_run(directory))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def list_units(
@@ -221,9 +160,9 @@ def list_units(
     """What `--list` and `--dry_run` print."""
     lines, hours = [], 0.0
     for suite in chosen:
-        units = select(suites.units(suite, budget), only or ["*"])
-        lines.append(f"{suite.name}: {suite.title}" + ("" if units else "  (nothing to train)"))
-        for unit in units:
+        own = select(suites.units(suite, budget), only or ["*"])
+        lines.append(f"{suite.name}: {suite.title}" + ("" if own else "  (nothing to train)"))
+        for unit in own:
             kind = "" if unit.kind == "train" else f"  {unit.kind}"
             needs = f"  needs {', '.join(unit.needs)}" if unit.needs else ""
             needs += f"  is {unit.home}/{unit.home_name}" if unit.home else ""
@@ -232,12 +171,12 @@ def list_units(
                 f"{unit.settings.steps:>9,} steps{kind}{needs}"
             )
             if estimate and not (unit.home and any(s.name == unit.home for s in chosen)):
-                run = make_run(unit, budget, execution_)
-                own = launch.seconds_per_step(run) * run.config.steps / 3600
+                run = units.make_run(unit, budget, execution_)
+                time = launch.seconds_per_step(run) * run.config.steps / 3600
                 chunk = chunk_size(run, available_memory())
                 memory = memory_bytes(run, run.lanes[:chunk])
-                text += f"  about {own:,.1f} h, {memory / 1e9:.1f} GB"
-                hours += own
+                text += f"  about {time:,.1f} h, {memory / 1e9:.1f} GB"
+                hours += time
             lines.append(text)
     if estimate:
         lines.append(
@@ -255,49 +194,26 @@ def sweep(
     shard: tuple[int, int] = (0, 1),
     execution_: str = "auto",
     only: list[str] | None = None,
+    track: Track | None = None,
+    launcher: Callable[[Sequence[Job]], list[Unfinished]] = local.launch,
 ) -> int:
-    """Runs all units of this shard; returns the number that did not finish."""
-    open_units: list[tuple[str, str]] = []
+    """Gives all units of this shard to a launcher; returns the number that did not finish."""
     planned = [(suite, suites.units(suite, budget)) for suite in chosen]
-    for suite, units in planned if budget.overrides else []:
-        check_units(suite.name, select(units, only or ["*"]), budget, execution_)
-    for suite, units in planned:
-        if not units:
+    for suite, own in planned if budget.overrides else []:
+        check_units(suite.name, select(own, only or ["*"]), budget, execution_)
+    jobs = []
+    for suite, own in planned:
+        if not own:
             continue
-        directory = logdir / suite.name
-        claim(directory, describe_suite(suite, budget, units))
-        mine = select(base.shard(units, *shard), only or ["*"])
-        for number, unit in enumerate(mine, 1):
-            name = f"{suite.name}/{unit.name}"
-            path = logdir / unit.home / unit.home_name if unit.home else directory / unit.name
-            head = f"[{number}/{len(mine)}] {name}: {len(unit.lanes)} lanes"
-            if finished(path):
-                if other := _other_settings(unit, path, budget):
-                    _say(f"{name} failed: {other}")
-                    open_units.append((name, other))
-                    continue
-                if not (wrong := _damaged(path)):
-                    _say(f"{head}, finished before")
-                    continue
-                names = ", ".join(wrong)
-                _say(f"warning: {name} had finished, but {names} is missing or damaged: restoring")
-            missing = [n for n in unit.needs if not finished(directory / n)]
-            if missing:
-                _say(f"{head}, left out: it needs {', '.join(missing)}")
-                open_units.append((name, f"needs {', '.join(missing)}"))
-                continue
-            _say(head)
-            try:
-                run_unit(unit, path, budget, execution_)
-            except Stopped:
-                raise
-            except Exception as error:  # whatever it was, the other units are worth running
-                known = isinstance(error, _KNOWN)
-                _say(f"{name} failed: {error if known else crash.report(error)}")
-                open_units.append((name, f"{type(error).__name__}: {error}"))
-    for name, why in open_units:
-        _say(f"not finished: {name} ({why.splitlines()[0]})")
-    return len(open_units)
+        claim(logdir / suite.name, describe_suite(suite, budget, own))
+        group = f"{logdir.resolve().name}/{suite.name}"
+        for unit in select(base.shard(own, *shard), only or ["*"]):
+            named = track and dataclasses.replace(track, group=group, job=unit.name)
+            jobs.append(Job(suite.name, unit, logdir, budget, execution_, named))
+    unfinished = launcher(jobs) if jobs else []
+    for job in unfinished:
+        units.say(f"not finished: {job.name} ({job.why.splitlines()[0]})")
+    return len(unfinished)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
@@ -335,6 +251,11 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
     flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, **own)
     text = "Step one half of the runs while the other half learns; default: true."
     flags.DEFINE_bool("pipeline", None, text, **own)
+    text = "Where units run: this process, a SLURM job array, or a Ray cluster (docs/sweeps.md)."
+    flags.DEFINE_enum("launcher", "local", launchers.NAMES, text, **own)
+    for name in launchers.NAMES:
+        launchers.find(name).define_flags(values)
+    tracker_flags.define(values)
     names = ["preset", "env_version", "env_backend", "max_episode_steps", "pipeline"]
     return names + setting_flags.define_sweep_flags(base.LEAST, values)
 
@@ -359,6 +280,8 @@ def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
         shard = parse_shard(given.shard)
         chosen = suites.find(given.suite or (["all"] if given.list else []))
         options = {"execution_": given.execution, "only": given.units}
+        track = tracker_flags.track_of(given.tracker, given.tracker_project)
+        launcher = functools.partial(launchers.find(given.launcher).launch, values=given)
         if given.units and not any(select(suites.units(x, budget), given.units) for x in chosen):
             raise ValueError(f"--units={','.join(given.units)}: no unit matches; see --list")
         if given.list or given.dry_run:
@@ -369,8 +292,9 @@ def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
         if given.logdir is not None and not given.logdir.strip():
             raise ValueError("--logdir= is empty: name a directory, or leave it out")
         logdir = Path(given.logdir or f"runs/{budget.name}")
-        left = sweep(chosen, budget, logdir, shard=shard, **options)
-    except (RunError, ValueError, ImportError, OSError) as error:
+        common = {"shard": shard, "track": track, "launcher": launcher}
+        left = sweep(chosen, budget, logdir, **common, **options)
+    except (RunError, RuntimeError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Stopped as stopped:

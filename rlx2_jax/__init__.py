@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rlx2_jax.agents import sac as sac
     from rlx2_jax.agents import td3 as td3
     from rlx2_jax.config import Config as Config
+    from rlx2_jax.config import Hyper as Hyper
     from rlx2_jax.config import Lane as Lane
+    from rlx2_jax.config import hyper as hyper
     from rlx2_jax.export.exporters import register_exporter as register_exporter
     from rlx2_jax.export.load import load_policy as load_policy
     from rlx2_jax.networks import register_architecture as register_architecture
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from rlx2_jax.sparse.state import masks_of as masks_of
     from rlx2_jax.sparse.state import sparsity as sparsity
     from rlx2_jax.sparse.state import summary as summary
+    from rlx2_jax.trackers import register_tracker as register_tracker
     from rlx2_jax.training.functional import TrainResult as TrainResult
     from rlx2_jax.training.functional import make_config as make_config
     from rlx2_jax.training.functional import make_train as make_train
@@ -52,7 +55,7 @@ _HOMES = {
     **dict.fromkeys(("masks", "methods", "rules", "topology"), "sparse"),
     **dict.fromkeys(("buffer", "returns"), "replay"),
     **dict.fromkeys(("bc", "sac", "td3"), "agents"),
-    **dict.fromkeys(("Config", "Lane"), "config"),
+    **dict.fromkeys(("Config", "Hyper", "Lane", "hyper"), "config"),
     **dict.fromkeys(("Batch", "TimeStep", "Transition"), "types"),
     **dict.fromkeys(("TrainResult", "make_config", "make_train"), "training.functional"),
     **dict.fromkeys(("register_drop", "register_grow"), "sparse.rules"),
@@ -63,6 +66,7 @@ _HOMES = {
     "register_architecture": "networks",
     "register_exporter": "export.exporters",
     "register_metric": "training.metrics",
+    "register_tracker": "trackers",
     "train": "training.train",
 }
 _MODULES = ("bc", "buffer", "masks", "methods", "returns", "rules", "sac", "td3", "topology")

@@ -72,15 +72,15 @@ def _arrays(file: zipfile.ZipFile, most_bytes: int, compressed: bool) -> dict[st
     claimed = sum(info.file_size for info in members)
     if claimed > most_bytes:
         raise ValueError(f"it claims {claimed:,} bytes, at most {most_bytes:,} are read")
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for info in members:
         name = info.filename.removesuffix(".npy")
-        if name in found or name == info.filename:
-            raise ValueError(f"member {info.filename!r} is there twice, or is no array")
+        if name in arrays or name == info.filename:
+            raise ValueError(f"member {info.filename!r} is a duplicate, or not an array")
         if not compressed and info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"member {info.filename!r} is compressed")
-        found[name] = _array(file, info)
-    return found
+        arrays[name] = _array(file, info)
+    return arrays
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

@@ -9,6 +9,7 @@ from rlx2_jax.networks import ARCHITECTURES
 from rlx2_jax.option_table import CONFIG, LANE, SIZES
 from rlx2_jax.options import LARGEST_FLOAT, NEVER
 from rlx2_jax.sparse import masks
+from rlx2_jax.sparse.lane_topology import RIGL, Topology
 
 # `config` validates with this module, so it cannot be imported here.
 Config: TypeAlias = Any
@@ -37,9 +38,30 @@ def check_config(config: Config) -> None:
                 f"{getattr(config, name)!r} needs the others: use {name}={other!r}, "
                 f"or execution='masked'"
             )
+    if config.execution == "compact":
+        check_compact(config.topology)
+    if config.execution == "compact" and config.precision != "float32":
+        raise ValueError(
+            f"execution='compact' has float32 products only and precision={config.precision!r}: "
+            f"use precision='float32', or execution='masked'"
+        )
+    if config.precision != "float32" and config.dtype != "float32":
+        raise ValueError(f"precision={config.precision!r} goes with dtype='float32'")
     _check_critics(config)
     _check_action_bounds(config)
     _check_schedule(config)
+
+
+def check_compact(topology: Topology) -> None:
+    """Raises if the compact form does not have a topology: each layer has a fixed number of links
+    there, in any places."""
+    if topology != RIGL:
+        name = topology.method if topology.structure == "none" else f"{topology.structure} masks"
+        why = "begins with all of them" if topology.prunes else "moves them otherwise"
+        raise ValueError(
+            f"execution='compact' drops and grows a fixed number of links in each layer, and "
+            f"{name} {why}: use execution='masked' or 'auto'"
+        )
 
 
 def _check_sizes(config: Config) -> None:
@@ -117,6 +139,7 @@ def check_lane(config: Config, lane: Lane) -> None:
         for x in value if isinstance(value, Sequence) and option.kind != "choice" else (value,):
             option.check(x)
     _check_links(config, lane)
+    _check_topology(config, lane)
     if lane.expert is not None and not NETWORK_USE[config.algo].expert:
         able = ", ".join(name for name, use in NETWORK_USE.items() if use.expert)
         raise ValueError(f"expert={lane.expert!r}: only {able} can learn from an expert")
@@ -136,6 +159,47 @@ def check_lane(config: Config, lane: Lane) -> None:
                 f"give the program the gcd of its lanes' intervals"
             )
     _check_bounds(config, lane)
+
+
+def _check_topology(config: Config, lane: Lane) -> None:
+    """The method of mask updates, its structure, and that pruning ends within the run."""
+    topology = Topology(lane.topology, lane.structure, lane.scope, int(lane.prune_start or 0))
+    topology.check()
+    plain = topology._replace(start=0) == RIGL
+    sparse = any(any(_as_tuple(x)) for x in (lane.actor_sparsity, lane.critic_sparsity))
+    if not plain and (lane.tiny or not sparse):
+        given = topology.method if topology.structure == "none" else topology.structure
+        raise ValueError(
+            f"method={lane.method!r} trains dense networks, which {given} does not change: leave "
+            f"one of them out, or give a sparsity"
+        )
+    topology.check_layers(config.actor_layers, "actor")
+    if NETWORK_USE[config.algo].has_critic:
+        topology.check_layers(config.critic_layers, "critic")
+    if topology.prunes:
+        _check_pruning(config, lane, topology)
+
+
+def _check_pruning(config: Config, lane: Lane, topology: Topology) -> None:
+    """Networks that begin dense must be pruned."""
+    for network, delay in (("critic", 1), ("actor", config.policy_delay)):
+        updates, start = config.updates // delay, topology.start // delay
+        if not topology.gradual:
+            if start + 1 > updates:
+                raise ValueError(
+                    f"prune_start={lane.prune_start}: the {network} makes {updates:,} updates, so "
+                    f"it would stay dense; lower prune_start"
+                )
+            continue
+        interval, t_end = int(lane.mask_interval or 1), int(lane.t_end or 0) // delay
+        last = t_end // interval * interval
+        if not start < last <= updates:
+            raise ValueError(
+                f"method={lane.method!r} prunes the {network} every mask_interval={interval} of "
+                f"its {updates:,} updates, from {start:,} (prune_start) to {t_end:,} (t_end): "
+                f"{'it would stay dense' if last <= start else 'the last one is never reached'}; "
+                f"lower {'mask_interval' if last <= start else 't_end'}"
+            )
 
 
 def _check_links(config: Config, lane: Lane) -> None:
@@ -192,7 +256,8 @@ def never_effective(config: Config, lane: Lane) -> list[str]:
     Only settings that the lane's method uses count, and the value 2147483647 (never) is taken as
     deliberate.
     """
-    evolves = bool(lane.zeta0) and not lane.tiny
+    prunes = Topology(lane.topology).prunes  # `check_lane` has looked at its schedule
+    evolves = bool(lane.zeta0) and not lane.tiny and not prunes
     trims = bool(lane.trim_ratio)
     return [
         *(_unused_delay(config)),

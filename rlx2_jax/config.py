@@ -20,13 +20,20 @@ from rlx2_jax.networks import Architecture, Layers
 from rlx2_jax.option_table import ALGORITHMS as ALGORITHMS
 from rlx2_jax.option_table import CHOICES, CONFIG, LANE
 from rlx2_jax.option_table import METHODS as METHODS
+from rlx2_jax.options import NEVER, documented
 from rlx2_jax.sparse import masks
+from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Bounds
 
 
 class Links(NamedTuple):
-    """Room for live links in each layer: of the actor, and of each critic."""
+    """Room for live links in each layer.
+
+    Attributes:
+      actor: links of each of the actor's layers.
+      critic: links of each layer of every critic.
+    """
 
     actor: tuple[int, ...]
     critic: tuple[int, ...]
@@ -42,6 +49,16 @@ def _lane_default(name: str) -> Any:
     return LANE[name].default
 
 
+@documented(
+    CONFIG,
+    n_max="the longest n of any lane",
+    action_low="the task's bounds, where critics see its units; None: -1 of each component",
+    action_high="the upper bounds; None: 1 of each component",
+    links="room for live links in each layer; None: each lane's own",
+    grow="the growth rules that lanes use",
+    drop="the drop rules that lanes use",
+    topology="how masks change, for all lanes of the program",
+)
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Static choices of one compiled program."""
@@ -70,6 +87,7 @@ class Config:
     buffer_interval: int = _default("buffer_interval")  # the gcd of the lanes' Δ_b, in steps
     oldest_k: int = _default("oldest_k")  # K = 8 B, in transitions
     dtype: str = _default("dtype")
+    precision: str = _default("precision")  # of products; everything else has `dtype`
     # Where the paper's text and its authors' code differ (docs/presets.md).
     mask_init: str = _default("mask_init")
     mask_step: str = _default("mask_step")
@@ -96,8 +114,10 @@ class Config:
     # The rules that its lanes use; a single one spares the compact form dense scores.
     grow: tuple[str, ...] = ("gradient", "random")
     drop: tuple[str, ...] = ("magnitude",)
+    topology: Topology = RIGL  # how its lanes' masks change, see `with_topology`
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "topology", Topology(*self.topology))
         CONFIG["architecture"].check(self.architecture)
         sizes = networks.ARCHITECTURES[self.architecture].defaults
         for name, option in CONFIG.items():
@@ -136,8 +156,14 @@ class Config:
             blocks=self.blocks,
             scheme=self.scheme,
             dtype=self.dtype,
+            precision=self.precision,
         )
-        return networks.build(name or self.architecture, sizes)
+        module = networks.build(name or self.architecture, sizes)
+        if getattr(module, "precision", "float32") != self.precision:
+            raise ValueError(
+                f"precision={self.precision!r}: {type(module).__name__} has float32 products only"
+            )
+        return module
 
     @property
     def actor_layers(self) -> Layers:
@@ -168,6 +194,14 @@ class Config:
         return (self.steps - self.warmup) // self.num_envs * self.updates_per_step
 
 
+@documented(
+    LANE,
+    tiny="whether networks are small and dense, with as many parameters as the sparse ones",
+    name="what tables and plots call it; its method if empty",
+    weights="file of dense weights to begin with, relative to the run directory",
+    masks="file of masks to begin with",
+    expert="file of an agent to learn from: its Q (RigL+Q*), or its actions (bc)",
+)
 @dataclasses.dataclass(frozen=True)
 class Lane:
     """One training run: a seed, a method, and its hyper-parameters. None takes the method's or
@@ -190,6 +224,10 @@ class Lane:
     t_end: int | None = None  # T_end, in updates of the critic
     grow: str | None = None  # growth rule
     drop: str = _lane_default("drop")  # drop rule
+    topology: str | None = None  # a name of `sparse.methods.METHODS`
+    structure: str | None = None  # pattern of the masks, see `sparse.structure`
+    scope: str | None = None  # what pruning ranks together
+    prune_start: int | None = None  # updates of the critic before pruning begins
     n: int | None = None  # n-step targets
     t0: int = _lane_default("t0")  # T_0
     d0: float = _lane_default("d0")  # D_0
@@ -202,7 +240,7 @@ class Lane:
         "execution"
     )  # the form of its networks; a run gives lanes of one form a program
     name: str = ""  # what tables and plots call it; its method if empty
-    # Files of a finished run (see runtime/weights.py), relative to the run directory.
+    # Files of a finished run (`training/weights.py`), relative to the run directory.
     weights: str | None = None  # dense weights to begin with
     masks: str | None = None  # links to begin with
     expert: str | None = None  # an agent to learn from: its Q (RigL+Q*), or its actions (bc)
@@ -248,14 +286,23 @@ def resolve(config: Config, lane: Lane) -> Lane:
     if lane.method not in METHODS:
         raise ValueError(f"unknown method {lane.method!r}: use one of {tuple(METHODS)}")
     method = METHODS[lane.method]
+    topology = topology_of(lane, started=False)
     forced = {k: v for k, v in method.items() if k.endswith("sparsity")}
+    if pattern := topology.pattern.nm:
+        absent = 1.0 - pattern[0] / pattern[1]
+        forced = {"distribution": "uniform", "actor_sparsity": absent, "critic_sparsity": absent}
+        forced |= {k: v for k, v in method.items() if k.endswith("sparsity")}
     last = config.steps if config.t_end_counts == "steps" else config.updates
     defaults = {
         "target_entropy": -float(config.action_dim),
         "zeta0": LANE["zeta0"].default,
         "mask_interval": config.mask_interval,
-        "t_end": last,
+        "t_end": max(1, last * 4 // 5) if topology.gradual else last,
         "grow": LANE["grow"].default,
+        "topology": topology.method,
+        "structure": topology.structure,
+        "scope": topology.scope,
+        "prune_start": last // 5 if topology.gradual else 0,
         "n": LANE["n"].default_of(config.algo),
         "buffer_interval": config.buffer_interval,
         "trim_ratio": LANE["trim_ratio"].default,
@@ -270,6 +317,47 @@ def resolve(config: Config, lane: Lane) -> Lane:
     return filled
 
 
+def topology_of(lane: Lane, *, started: bool = True) -> Topology:
+    """The static part of a lane's mask updates; that of RigL for masks that never change.
+
+    Args:
+      started: False for a lane that is not resolved: its start of pruning may not be known.
+    """
+    method = METHODS.get(lane.method, {})
+
+    def value(name: str) -> Any:
+        own = getattr(lane, name)
+        return method.get(name, LANE[name].default) if own is None else own
+
+    for name in ("topology", "structure", "scope"):
+        LANE[name].check(value(name))
+    found = Topology(value("topology"), value("structure"), value("scope"))
+    if not started:
+        return found
+    if value("zeta0") == 0 and "zeta0" in found.options:
+        return RIGL
+    return found._replace(start=int(value("prune_start") or 0)) if found.prunes else found
+
+
+def with_topology(config: Config, *lanes: Lane) -> Config:
+    """`config` for a program of `lanes`, which change their masks by the same method.
+
+    >>> import rlx2_jax as rlx2
+    >>> lane = rlx2.Lane(method="snip")
+    >>> config = rlx2.config.with_topology(rlx2.config.make("td3", 11, 3), lane)
+    >>> config.topology.method
+    'snip'
+    """
+    given = [lane.mask_interval or METHODS[lane.method].get("mask_interval") for lane in lanes]
+    intervals_ = {x or config.mask_interval for x in given}
+    interval = math.gcd(*(intervals_ - {NEVER} or {NEVER}))
+    config = dataclasses.replace(config, mask_interval=interval)
+    found = {topology_of(resolve(config, lane)) for lane in lanes}
+    if len(found) != 1:
+        raise ValueError(f"lanes of one program change masks by one method, not {sorted(found)}")
+    return dataclasses.replace(config, topology=found.pop())
+
+
 def _default_b_min(config: Config, fields: dict[str, Any]) -> int:
     """A tenth of B_max as in the paper, with room for one n-step window."""
     b_max, n = fields["b_max"], fields["n"]
@@ -279,11 +367,30 @@ def _default_b_min(config: Config, fields: dict[str, Any]) -> int:
 
 
 class Hyper(NamedTuple):
-    """What a lane's update needs of its hyper-parameters: scalars, all traced."""
+    """What a lane's update needs of its hyper-parameters: scalars, all traced.
+
+    Attributes:
+      learning_rate: Adam's step size λ.
+      discount: γ.
+      tau: target update rate τ.
+      exploration_noise: σ of TD3's exploration.
+      target_noise: σ̃ of TD3's target smoothing.
+      target_noise_clip: c, its bound.
+      target_entropy: SAC's H̄.
+      critic: when and how the critics' masks are updated.
+      actor: when and how the actor's mask is updated.
+      n: steps of the multi-step target.
+      t0: T_0, before which targets are 1-step.
+      d0: D_0, the policy distance above which the buffer is trimmed.
+      buffer_interval: Δ_b, environment steps between checks of the buffer.
+      trim_ratio: ρ, the share that is forgotten at a check; 0: a fixed capacity.
+      b_min: B_min, in transitions.
+      b_max: B_max, in transitions.
+    """
 
     learning_rate: Array
-    discount: Array  # γ
-    tau: Array  # τ
+    discount: Array
+    tau: Array
     exploration_noise: Array
     target_noise: Array
     target_noise_clip: Array
@@ -300,19 +407,36 @@ class Hyper(NamedTuple):
 
 
 def hyper(config: Config, lane: Lane) -> Hyper:
-    """The traced hyper-parameters of a lane."""
+    """The traced hyper-parameters of a lane, for `act` and `update` of an agent.
+
+    >>> import rlx2_jax as rlx2
+    >>> config = rlx2.Config("td3", obs_dim=3, action_dim=1)
+    >>> int(rlx2.hyper(config, rlx2.Lane(method="rlx2")).n)
+    3
+    """
     lane = resolve(config, lane)
+    topology = topology_of(lane)
+    if topology != config.topology:
+        raise ValueError(
+            f"method={lane.method!r} of a lane needs {topology}, the program has "
+            f"{config.topology}: make the Config with config.with_topology(config, lane)"
+        )
+    final = own_links(config, lane, pruned=True) if topology.prunes else None
     f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
     i32 = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
     critic = Schedule(
-        zeta0=f32(lane.zeta0),
+        zeta0=f32(lane.zeta0 if "zeta0" in topology.options else 1.0),
         interval=i32(lane.mask_interval),
         t_end=i32(lane.t_end),
         grow=i32(config.grow.index(str(lane.grow))),
         drop=i32(config.drop.index(lane.drop)),
+        links=final and _by_kernel(config.critic_layers, final.critic),
     )
     # The mask interval counts a network's own updates: TD3's actor has every d-th.
-    actor = critic._replace(t_end=i32(max(1, int(lane.t_end or 0) // config.policy_delay)))
+    actor = critic._replace(
+        t_end=i32(max(1, int(lane.t_end or 0) // config.policy_delay)),
+        links=final and _by_kernel(config.actor_layers, final.actor),
+    )
     # By name, not by the value's type: lanes with discount=1 and discount=0.99 share a program.
     whole = ("n", "t0", "buffer_interval", "b_min", "b_max")
     fields = {
@@ -321,6 +445,10 @@ def hyper(config: Config, lane: Lane) -> Hyper:
         if name not in ("critic", "actor")
     }
     return Hyper(critic=critic, actor=actor, **fields)
+
+
+def _by_kernel(layers: Layers, links: tuple[int, ...]) -> dict[str, Array]:
+    return {f"{name}/kernel": jnp.int32(n) for (name, _), n in zip(layers, links, strict=True)}
 
 
 def widths(config: Config, lane: Lane) -> tuple[int | None, int | None]:
@@ -347,9 +475,12 @@ def live_links(config: Config, lane: Lane) -> Links:
     return config.links or own_links(config, lane)
 
 
-def own_links(config: Config, lane: Lane) -> Links:
-    """The live links of each layer of a lane's networks."""
+def own_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
+    """The live links of each layer of a lane's networks, as they begin; `pruned`: as they end,
+    where pruning ranks each layer by itself."""
     lane = resolve(config, lane)
+    topology = topology_of(lane, started=False)
+    dense = topology.traits.begins == "dense" and not pruned
 
     def count(
         module: Architecture,
@@ -360,11 +491,16 @@ def own_links(config: Config, lane: Lane) -> Links:
         if width:
             return tuple(i * o for _, (i, o) in module.narrowed(width).layers(inputs))
         shapes = dict(module.layers(inputs))
+        if dense:
+            return tuple(i * o for i, o in shapes.values())
         # Layers by name, as a tree has them: "Dense_10" before "Dense_2".
         order = sorted(shapes, key=lambda name: name.split("/"))
         found = masks.layer_sparsities([shapes[x] for x in order], sparsity, lane.distribution)
         own = dict(zip(order, found))
-        return tuple(masks.links(shape, own[name]) for name, shape in shapes.items())
+        return tuple(
+            topology.links(name, shape, masks.links(shape, own[name]))
+            for name, shape in shapes.items()
+        )
 
     actor, critic = widths(config, lane)
     return Links(
@@ -376,7 +512,10 @@ def own_links(config: Config, lane: Lane) -> Links:
 def network_lane(config: Config, lane: Lane) -> Lane:
     """The fields of a resolved lane that its initial networks depend on, apart from the seed. All
     others are the same for every lane of `config`, so that lanes can share a compiled `init`."""
+    lane = dense_lane(lane) if topology_of(lane, started=False).prunes else lane
     return Lane(
+        topology=lane.topology,
+        structure=lane.structure,
         actor_sparsity=lane.actor_sparsity,
         critic_sparsity=lane.critic_sparsity,
         distribution=lane.distribution,
@@ -387,6 +526,20 @@ def network_lane(config: Config, lane: Lane) -> Lane:
         n=1,
         trim_ratio=0.0,
         b_min=0,
+    )
+
+
+def dense_lane(lane: Lane) -> Lane:
+    """The same lane with all links, always."""
+    own = RIGL
+    return dataclasses.replace(
+        lane,
+        actor_sparsity=0.0,
+        critic_sparsity=0.0,
+        topology=own.method,
+        structure=own.structure,
+        scope=own.scope,
+        prune_start=own.start,
     )
 
 

@@ -11,7 +11,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,8 +23,15 @@ import numpy as np
 SEAL = "sha256"  # the key of a JSON file's own digest
 _BLOCK = 1 << 20
 _MOST_JSON = 1 << 30  # bytes
+_LONGEST_LINE = 300  # characters of an error
+_OS_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")  # in TensorStore's messages
 
 Warn = Callable[[str], None]
+Check = Callable[[], None]  # raises an OSError if nothing may be written now
+
+
+def _allowed() -> None:
+    pass
 
 
 class Damaged(Exception):
@@ -36,18 +45,18 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 def file_digest(path: Path, size: int | None = None) -> str | None:
     """The digest of a file (of its first `size` bytes), or None where it cannot be read or is
     shorter."""
-    found, left = hashlib.sha256(), size
+    hashed, left = hashlib.sha256(), size
     try:
         with open_regular(path) as file:
             while left != 0:
                 block = file.read(_BLOCK if left is None else min(_BLOCK, left))
                 if not block:
                     break
-                found.update(block)
+                hashed.update(block)
                 left = None if left is None else left - len(block)
     except OSError:
         return None
-    return None if left else found.hexdigest()
+    return None if left else hashed.hexdigest()
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -65,13 +74,13 @@ def write_bytes(path: Path, data: bytes) -> str:
 
 def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
     """Writes a file atomically from consecutive blocks; returns its digest."""
-    partial, found = path.with_name(path.name + ".tmp"), hashlib.sha256()
+    partial, hashed = path.with_name(path.name + ".tmp"), hashlib.sha256()
     try:
         discard(partial)
         with partial.open("xb") as file:  # not through a link that lies there
             for block in blocks:
                 file.write(block)
-                found.update(block)
+                hashed.update(block)
             file.flush()
             os.fsync(file.fileno())
         if path.is_dir() and not path.is_symlink():
@@ -80,7 +89,7 @@ def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
     except BaseException:
         discard(partial)
         raise
-    return found.hexdigest()
+    return hashed.hexdigest()
 
 
 def discard(path: Path) -> None:
@@ -123,8 +132,8 @@ def read_json(path: Path) -> dict[str, Any]:
     value = parse_json(path)
     if SEAL not in value:
         raise Damaged(f"{path} has no digest of its contents")
-    found = value.pop(SEAL)
-    if found != _seal(value):
+    seal = value.pop(SEAL)
+    if seal != _seal(value):
         raise Damaged(f"{path} was changed after it was written: its digest does not match")
     return value
 
@@ -145,11 +154,15 @@ def parse_json(path: Path) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line of bounded length."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = str(error).strip()
+    if code := _OS_ERROR.search(text):
+        return os.strerror(int(code[1]))
+    lines = text.splitlines()
+    name = type(error).__name__
+    return f"{name}: {textwrap.shorten(lines[0], _LONGEST_LINE)}" if lines else name
 
 
 class Log:
@@ -163,8 +176,9 @@ class Log:
       tail: bytes appended since the last checkpoint.
     """
 
-    def __init__(self, path: Path, warn: Warn, size: int = 0):
+    def __init__(self, path: Path, warn: Warn, size: int = 0, check: Check = _allowed):
         """`size`: bytes that the file holds and that checkpoints have."""
+        self._check = check
         self.path, self.size, self.tail = path, size, bytearray()
         self._warn, self._written, self._pending = warn, size, bytearray()
         self._failing = False
@@ -198,11 +212,12 @@ class Log:
             self._failing = True
             return False
         if self._failing:
-            self._warn(f"{self.path.name} is written again, all rows are there")
+            self._warn(f"{self.path.name} is written again and complete")
         self._failing = False
         return True
 
     def _write(self) -> None:
+        self._check()
         mode = "r+b" if self.path.exists() else "w+b"
         with self.path.open(mode, buffering=0) as file:
             if file.seek(0, io.SEEK_END) < self._written:
@@ -219,8 +234,8 @@ class Log:
 class Outbox:
     """Files that must be written whole, tried again until they are."""
 
-    def __init__(self, warn: Warn):
-        self._warn = warn
+    def __init__(self, warn: Warn, check: Check = _allowed):
+        self._warn, self._check = warn, check
         self._waiting: dict[Path, bytes] = {}
         self._told: set[Path] = set()
 
@@ -234,6 +249,7 @@ class Outbox:
         """Tries everything that waits; whether nothing is left."""
         for path, data in list(self._waiting.items()):
             try:
+                self._check()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, data)
                 del self._waiting[path]

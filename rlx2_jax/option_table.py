@@ -1,11 +1,13 @@
 """All settings: of a program (`CONFIG`), of a lane (`LANE`), and of a run (`RUN`)."""
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.networks import ARCHITECTURES
 from rlx2_jax.options import NEVER, Option
-from rlx2_jax.sparse import masks, rules
+from rlx2_jax.sparse import masks, methods, rules
+from rlx2_jax.sparse.structure import parse
 from rlx2_jax.sparse.topology import REGROW
 
 ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register_algorithm` adds to it
@@ -13,9 +15,20 @@ MAX_LANES = 1024
 SIZES = ("hidden", "width", "blocks")  # of networks; an architecture has some of them
 _FEW = 65_536  # environments, episodes, updates of one time step
 
-# Methods are data. Dense, Tiny, SS, SET and RigL have 1-step targets and a buffer of fixed
-# capacity; the variants of the topology ablation keep RLx2's targets and buffer.
+# Methods are data. Those of the paper and of the topology ablation, then every other topology of
+# `sparse.methods`, twice: with 1-step targets and a buffer of fixed capacity, as the baselines
+# have, and with RLx2's targets and buffer.
 _PLAIN = {"n": 1, "trim_ratio": 0.0}
+_TOPOLOGIES: dict[str, dict[str, Any]] = {
+    "snfs": {"topology": "snfs"},
+    "dsr": {"topology": "dsr"},
+    "deepr": {"topology": "deepr", "mask_interval": 1},
+    "srigl": {"structure": "fan_in"},
+    "gmp": {"topology": "gmp"},
+    "magnitude": {"topology": "magnitude"},
+    "snip": {"topology": "snip", "scope": "global"},
+    "grasp": {"topology": "grasp", "scope": "global"},
+}
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {**_PLAIN, "zeta0": 0.0, "actor_sparsity": 0.0, "critic_sparsity": 0.0},
     "tiny": {**_PLAIN, "zeta0": 0.0, "tiny": True},
@@ -26,7 +39,27 @@ METHODS: dict[str, dict[str, Any]] = {
     "rlx2-tiny": {"zeta0": 0.0, "tiny": True},
     "rlx2-ss": {"zeta0": 0.0},
     "rlx2-set": {"grow": "random"},
+    **{name: {**_PLAIN, **fields} for name, fields in _TOPOLOGIES.items()},
+    **{f"rlx2-{name}": fields for name, fields in _TOPOLOGIES.items()},
 }
+
+
+class _Patterns(Collection[str]):
+    """The values of `structure`: all that `structure.parse` reads."""
+
+    shown = ("none", "fan_in", "2:4", "4x4")
+
+    def __contains__(self, value: object) -> bool:
+        try:
+            return isinstance(value, str) and bool(parse(value))
+        except ValueError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shown)
+
+    def __len__(self) -> int:
+        return len(self.shown)
 
 
 def _table(*options: Option) -> dict[str, Option]:
@@ -207,6 +240,7 @@ CONFIG = _table(
     _int("oldest_k", "K, transitions that the policy distance looks at; default: 8 batches", 2048),
     # float64 needs jax_enable_x64, which is the caller's to set.
     _choice("dtype", "precision of networks", "float32", "float64", flag=False),
+    _choice("precision", "of products; weights and sums stay float32", "float32", "bfloat16"),
     _choice("execution", "form of the networks", "masked", "compact", flag=False),
     *CHOICES.values(),
 )
@@ -225,9 +259,32 @@ LANE = _table(
     _float("target_entropy", "SAC's entropy target H̄; default: -dim(A)", least=None),
     _float("zeta0", "initial mask update fraction ζ_0", 0.5, most=1.0),
     _int("mask_interval", "mask update interval Δ_m, in updates of a network", 10_000),
-    _int("t_end", "T_end, critic updates until masks are final; default: the whole run"),
+    _int(
+        "t_end",
+        "T_end, critic updates until masks are final; default: the whole run, for gmp four fifths",
+    ),
     Option("grow", "choice", "growth rule", "gradient", rules.GROW),
     Option("drop", "choice", "drop rule", "magnitude", rules.DROP),
+    Option("topology", "choice", "how masks change", "rigl", methods.METHODS, flag=False),
+    Option(
+        "structure",
+        "choice",
+        "pattern of the masks, of layers that it divides: constant fan-in, n of m consecutive "
+        "inputs (any n:m; decides the sparsity), blocks of inputs x outputs (any sizes)",
+        "none",
+        _Patterns(),
+    ),
+    _choice(
+        "scope",
+        "what pruning ranks, the links of a layer or of a whole network; default: `global` for "
+        "snip and grasp",
+        *methods.SCOPES,
+    ),
+    _int(
+        "prune_start",
+        "updates before pruning begins; default: 0, for gmp a fifth of all",
+        least=0,
+    ),
     _int(
         "n", "steps of the multi-step target", {"td3": 3, "sac": 2, "bc": 1}, reference={"sac": 3}
     ),
@@ -262,6 +319,13 @@ RUN = _table(
     _int("keep", "checkpoints kept", 2),
     _int(
         "chunk", "lanes per compiled program; 0: as many as fit memory", 0, least=0, most=MAX_LANES
+    ),
+    _int(
+        "shards",
+        "blocks that lanes are divided into for devices, fixed at the first start; 0: one a device",
+        0,
+        least=0,
+        most=MAX_LANES,
     ),
 )
 

@@ -6,8 +6,8 @@ are derived from it.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,13 @@ class Option:
     """A setting of a `Config`, a `Lane` or a `Run`.
 
     Attributes:
+      name: of the field and of the flag.
       kind: `choice`, `bool`, `int` (32 bits) or `float` (32 bits).
       about: one phrase, for `--help` and the documentation.
       default: a value, or one for each algorithm. None: computed from other settings.
       allowed: of a choice; a table that users can add to is looked up when a value is checked.
-      least, most: inclusive bounds; `below` is an exclusive upper bound.
+      least, most: inclusive bounds.
+      below: an exclusive upper bound.
       paper, reference: what these presets choose, if not the default; may depend on the algorithm.
       meanings: what values stand for, where their names do not say it.
       note: explains the default.
@@ -110,6 +112,29 @@ class Option:
         inside = inside and (self.most is None or value <= self.most)
         inside = inside and (self.below is None or value < self.below)
         return None if inside else self.rule
+
+
+Record = TypeVar("Record", bound=type)
+
+
+def documented(options: Mapping[str, Option], **others: str) -> Callable[[Record], Record]:
+    """Adds `Attributes:` to a dataclass's docstring: its fields, described by a table of options,
+    or by `others` where they are no options."""
+
+    def describe(name: str) -> str:
+        option = options.get(name)
+        if name in others or option is None:
+            return others.get(name, "")
+        closed = isinstance(option.allowed, tuple) and option.allowed  # no table to add to
+        return f"{option.about} ({', '.join(option.allowed)})" if closed else option.about
+
+    def add(record: Record) -> Record:
+        fields = {f.name: describe(f.name) for f in dataclasses.fields(record)}
+        lines = [f"      {name}: {text}." for name, text in fields.items() if text]
+        record.__doc__ = "\n".join([f"{record.__doc__}\n\n    Attributes:", *lines, "    "])
+        return record
+
+    return add
 
 
 _PARSERS: dict[str, Any] = {

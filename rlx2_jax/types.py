@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 Array = jax.Array
+Device = Any  # a jax.Device, which type checkers take for a variable
 Params = Any  # a pytree of arrays
 Masks = Any  # the same pytree, boolean
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]  # low and high of each component
@@ -22,47 +23,71 @@ class TimeStep(NamedTuple, Generic[AnyArray]):
     Leading axes are free: none for one device environment, `[E]` for E host environments,
     `[lanes, envs]` in training loops. An episode that ended has already been restarted: `next_obs`
     and `obs` differ exactly there. Learn from `next_obs`, act on `obs`.
+
+    Attributes:
+      next_obs: where the action led; at an episode's end, its last observation: f32[obs].
+      obs: the one to act on next; after an episode's end, a new one's first: f32[obs].
+      reward: of the step: f32[].
+      terminated: the task ended, its value beyond is 0; may come with `truncated`: bool[].
+      truncated: the time limit ended the episode; bootstrap from `next_obs`: bool[].
     """
 
-    next_obs: AnyArray  # f32[obs]: where the action led; at an episode's end, its last observation
-    obs: AnyArray  # f32[obs]: the one to act on next; after an episode's end, a new one's first
-    reward: AnyArray  # f32[]
-    terminated: AnyArray  # bool[]: the task ended, its value beyond is 0; may come with truncated
-    truncated: AnyArray  # bool[]: the time limit ended the episode; bootstrap from `next_obs`
+    next_obs: AnyArray
+    obs: AnyArray
+    reward: AnyArray
+    terminated: AnyArray
+    truncated: AnyArray
 
 
 class Transition(NamedTuple):
     """One environment step as replay stores it: a `TimeStep` and the action that led to it.
 
     Leading axes are free; `buffer.add` takes `[envs, ...]` or none.
+
+    Attributes:
+      obs: s_t, what the action was chosen for: [obs].
+      action: a_t, in [-1, 1]: [act].
+      reward: r_t: [].
+      next_obs: s_{t+1}, `next_obs` of the `TimeStep`: [obs].
+      terminated: whether the task ended at this step: bool[].
+      truncated: whether the time limit ended the episode: bool[].
+      mean: the policy's noise-free action, for the policy distance: [act]; None: not kept.
     """
 
-    obs: Array  # [obs]: what the action was chosen for
-    action: Array  # [act], in [-1, 1]
-    reward: Array  # []
-    next_obs: Array  # [obs]: of the `TimeStep`, as are the other fields without a comment
-    terminated: Array  # [] bool
-    truncated: Array  # [] bool
-    mean: Array | None = None  # [act]: the policy's noise-free action; None: not kept
+    obs: Array
+    action: Array
+    reward: Array
+    next_obs: Array
+    terminated: Array
+    truncated: Array
+    mean: Array | None = None
 
 
 class Batch(NamedTuple):
     """n-step windows `(s_t, a_t, r_t, s_{t+1}, ..., r_{t+n-1}, s_{t+n})`, one per row.
 
     What lies behind a window's first terminated or truncated step belongs to another episode.
+
+    Attributes:
+      obs: s_t, the first observation of each window: [batch, obs].
+      action: a_t, its first action: [batch, act].
+      reward: r_t .. r_{t+n-1}: [batch, n].
+      next_obs: s_{t+1} .. s_{t+n}: [batch, n, obs].
+      terminated: whether the task ended at each step: bool[batch, n].
+      truncated: whether the time limit ended the episode at each step: bool[batch, n].
     """
 
-    obs: Array  # [batch, obs]
-    action: Array  # [batch, act]
-    reward: Array  # [batch, n]
-    next_obs: Array  # [batch, n, obs]
-    terminated: Array  # [batch, n] bool
-    truncated: Array  # [batch, n] bool
+    obs: Array
+    action: Array
+    reward: Array
+    next_obs: Array
+    terminated: Array
+    truncated: Array
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "masks", "moments", "target", "moved", "stats", "smoothed"],
+    data_fields=["params", "masks", "moments", "target", "moved", "stats", "smoothed", "signs"],
     meta_fields=["form", "members", "module"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +105,9 @@ class Network:
         axis of every array above but `stats`.
       module: its architecture, a Flax module; None is a plain MLP.
       smoothed: exponentially smoothed dense gradients of the kernels by name, [in, out] in both
-        forms; None unless a growth rule of the program needs them.
+        forms; None unless the program's growth rules or method need them.
+      signs: whether the initial weight of each place was positive, of the kernels by name; None
+        unless the program's method needs them.
     """
 
     params: Params
@@ -93,6 +120,7 @@ class Network:
     stats: Params | None = None
     module: Any = None
     smoothed: dict[str, Array] | None = None
+    signs: dict[str, Array] | None = None
 
     def _replace(self, **fields: Any) -> "Network":
         return dataclasses.replace(self, **fields)

@@ -1,5 +1,8 @@
-"""Shared test settings: strict JAX, one compilation cache, golden data."""
+"""Shared test settings: strict JAX, one compilation cache, bounded memory, golden data."""
 
+import contextlib
+import ctypes
+import gc
 import json
 import os
 from pathlib import Path
@@ -16,6 +19,35 @@ jax.config.update(
     os.environ.get("RLX2_TEST_CACHE", str(Path(__file__).parent.parent / ".cache" / "jax")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+# A process that has more than this after a module forgets its compiled programs.
+MEMORY = 2_500_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """JAX's caches keep compiled programs, about 5 MB for a small one: several GB over all modules.
+    Most of that returns to the system only when it is trimmed."""
+    yield
+    if _resident() > MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        _return_freed_memory()
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _return_freed_memory() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

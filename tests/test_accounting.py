@@ -161,7 +161,8 @@ def test_every_method_of_the_lanes_has_a_ledger(method: str) -> None:
     run = ledger("sac", 17, 6, HIDDEN, 0.9, 0.8, method=method)
     robust = method.startswith("rlx2")
     assert (run.n_step, run.trim_flops > 0) == ((2, True) if robust else (1, False))
-    assert (run.actor_evolution_flops > 0) == (method in ("rigl", "rlx2"))
+    grown = ("rigl", "rlx2", "snfs", "rlx2-snfs", "srigl", "rlx2-srigl")
+    assert (run.actor_evolution_flops > 0) == (method in grown)
     assert (run.actor_hidden != HIDDEN) == method.endswith("tiny")
 
 
@@ -219,7 +220,7 @@ def test_tiny_width_is_the_nearest(hidden: tuple[int, ...], sparsity: float) -> 
     ("change", "message"),
     [
         ({"algo": "ppo"}, "algo is 'ppo': choose one of td3, sac"),
-        ({"method": "snip"}, "method is 'snip': choose one of dense, tiny"),
+        ({"method": "best"}, "method is 'best': choose one of dense, tiny"),
         ({"obs_dim": 0}, "obs_dim is 0: give an integer of at least 1"),
         ({"action_dim": -1}, "action_dim is -1"),
         ({"hidden": (256, 0)}, "hidden width is 0"),

@@ -3,10 +3,8 @@
 import doctest
 import importlib
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -54,23 +52,13 @@ def test_every_name_is_documented(name):
         "sparse.optimizer",
         "sparse.rules",
         "sparse.state",
+        "config",
     ],
 )
 def test_examples_run(module):
     found = importlib.import_module(f"rlx2_jax.{module}")
     results = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
     assert results.attempted and not results.failed
-
-
-def test_the_readmes_blocks_of_python_run(capsys):
-    """One after another, as a reader would paste them."""
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    names: dict = {}
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) >= 2
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert names["result"].metrics["return"].shape == (64, 2)
 
 
 def test_settings_of_train_are_checked():

@@ -178,9 +178,14 @@ def test_refusals():
         ("action", jnp.zeros((2, 0)), "at least one element"),
         ("action", jnp.zeros(2), "action has shape"),
         ("terminated", jnp.zeros(2), "terminated is float32: give bool"),
+        ("reward", None, "reward has dtype object: give an array of real"),
+        ("obs", jnp.zeros((2, OBS), complex), "obs has dtype complex64: give an array"),
+        ("action", 0.0, r"action has shape \(\): give"),
     ]:
         with pytest.raises(ValueError, match=message):
             buffer.init(8, one._replace(**{field: wrong}))
+    with pytest.raises(ValueError, match=r"capacity=8.5: give a whole number"):
+        buffer.init(8.5, example(2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="a dict: give a Transition"):
         buffer.init(8, one._asdict())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="valid has shape"):

@@ -126,7 +126,9 @@ def test_ctrl_c_while_importing_is_one_line():
         text=True,
         cwd=ROOT,
     )
-    time.sleep(1.0)
+    maps, until = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 60
+    while "jaxlib" not in maps.read_text() and time.monotonic() < until:
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")

@@ -17,7 +17,7 @@ from rlx2_jax import config
 from rlx2_jax.agents import ALGORITHMS, td3
 from rlx2_jax.export.actor import actor_of
 from rlx2_jax.kernels import layout, native
-from rlx2_jax.networks import convert
+from rlx2_jax.networks import compact, convert
 from rlx2_jax.training import execute as execution
 from rlx2_jax.training import guards, lane, plan
 from rlx2_jax.types import TimeStep
@@ -142,7 +142,7 @@ def compressor(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...]):
 
     def compress(state: Any) -> Any:
         both = {
-            name: jax.vmap(partial(convert.to_compact, spec=spec))(getattr(state, name))
+            name: jax.vmap(partial(compact.pack, spec=spec))(getattr(state, name))
             for name, spec in specs.items()
         }
         return state._replace(**both)
@@ -194,7 +194,7 @@ def test_lanes_are_grouped_by_form_and_live_links():
 @pytest.mark.parametrize(("count", "sizes"), [(8, [4, 4]), (2, [1, 1]), (3, [3]), (1, [1])])
 def test_groups_that_take_turns(count, sizes):
     cfg = config.make("td3", 3, 1)
-    found = plan.groups(plan.Part(cfg, tuple(range(10, 10 + count))))
+    found = plan.blocks([plan.Part(cfg, tuple(range(10, 10 + count)))], 1, turns=True)
     assert [len(part.lanes) for part in found] == sizes
     assert [i for part in found for i in part.lanes] == list(range(10, 10 + count))
 

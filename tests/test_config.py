@@ -10,6 +10,7 @@ import pytest
 
 from rlx2_jax import config
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.sparse.lane_topology import RIGL
 
 pytestmark = pytest.mark.fast
 TD3, SAC = config.make("td3", 11, 3), config.make("sac", 11, 3)
@@ -143,7 +144,9 @@ def test_tiny_widths():
 
 
 def test_lanes_of_any_method_stack():
-    lanes = [Lane(method=m, discount=d) for m, d in zip(config.METHODS, [1, 0.9] * 5)]
+    methods = [m for m in config.METHODS if config.topology_of(Lane(method=m)) == RIGL]
+    assert {"dense", "tiny", "ss", "set", "rigl", "rlx2"} < set(methods)
+    lanes = [Lane(method=m, discount=d) for m, d in zip(methods, [1, 0.9] * 5)]
     hypers = [config.hyper(TD3, lane) for lane in lanes]
     types = [jax.tree.map(lambda x: (x.dtype, x.shape), h) for h in hypers]
     assert all(t == types[0] for t in types)
@@ -260,8 +263,9 @@ def test_bad_lanes(fields, message):
 @pytest.mark.parametrize("method", config.METHODS)
 def test_the_lane_of_an_init_fits_a_program_of_one_method(method):
     rule = config.METHODS[method].get("grow", "gradient")
-    cfg = config.make("td3", 11, 3, grow=(rule,))
-    lane = config.resolve(cfg, config.Lane(method=method, actor_sparsity=0.9, critic_sparsity=0.8))
+    lane = config.Lane(method=method, actor_sparsity=0.9, critic_sparsity=0.8)
+    cfg = config.with_topology(config.make("td3", 11, 3, grow=(rule,)), lane)
+    lane = config.resolve(cfg, lane)
     same = config.resolve(cfg, config.network_lane(cfg, lane))
     assert config.own_links(cfg, same) == config.own_links(cfg, lane)
     assert config.widths(cfg, same) == config.widths(cfg, lane)

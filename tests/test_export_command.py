@@ -14,7 +14,7 @@ from rlx2_jax import config, files, networks
 from rlx2_jax.cli import export as command
 from rlx2_jax.export import actor, bundle, compare, compiled, from_actor, npz, onnx, stablehlo
 from rlx2_jax.kernels import layout
-from rlx2_jax.networks import convert, masked, optimize
+from rlx2_jax.networks import compact, masked, optimize
 from rlx2_jax.training.checkpoint import Checkpoints
 from rlx2_jax.training.run import Run, RunError, make_loop
 
@@ -59,7 +59,7 @@ def test_the_actor_of_each_lane(saved):
 def test_the_compact_form_gives_the_same_actor():
     params, masks = random_actor(Case((3, 5, 2), 0.5))
     spec = layout.spec_of(masks)
-    pack = lambda params, masks: convert.to_compact(optimize.init(params, masks), spec)  # noqa: E731
+    pack = lambda params, masks: compact.pack(optimize.init(params, masks), spec)  # noqa: E731
     found = actor.masked(jit(pack)(params, masks))
     jax.tree.map(np.testing.assert_array_equal, found[0], params)
     jax.tree.map(np.testing.assert_array_equal, found[1], masks)

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
-from rlx2_jax import agents, algorithms, networks, options
+from rlx2_jax import agents, algorithms, networks, options, trackers
 from rlx2_jax.export import exporters
 from rlx2_jax.sparse import rules
 from rlx2_jax.training import metrics
@@ -19,7 +20,8 @@ FOLDER = ROOT / "docs" / "extending"
 NAMES = sorted(path.name for path in FOLDER.glob("*.py"))
 TABLES: tuple[dict[str, Any], ...] = (
     *(rules.GROW, rules.DROP, networks.ARCHITECTURES, agents.ALGORITHMS, algorithms.NETWORK_USE),
-    *(options._INHERITED, metrics.METRICS, exporters.EXPORTERS),
+    *(options._INHERITED, metrics.METRICS, exporters.EXPORTERS, trackers.TRACKERS),
+    gymnasium.registry,
 )
 
 
@@ -42,7 +44,7 @@ def test_the_page_shows_every_file():
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert blocks == [(FOLDER / name).read_text() for name in _named(page)]
     assert sorted(_named(page)) == NAMES
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,6 +61,7 @@ def test_the_file_runs(name, capsys, monkeypatch):
         "device_environment.py": r"\(4, 1\)",
         "host_environment.py": r"\[-\d+\.\d+\]",
         "metric.py": "links into the unit that has most",
+        "tracker.py": r"lane-[0-9a-f]{8}-0\.jsonl: final score -?\d+",
     }[name]
     assert re.search(expected, said), said
 

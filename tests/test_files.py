@@ -143,7 +143,7 @@ def test_a_log_keeps_what_a_full_disk_refuses(tmp_path, monkeypatch):
         log.append(b"four\n")
         assert log.flush()
     assert log.path.read_bytes() == b"one\ntwo\nthree\nfour\n"
-    assert "all rows are there" in said[1] and log.size == 19
+    assert "written again and complete" in said[1] and log.size == 19
     assert log.tail == b"one\ntwo\nthree\nfour\n"
     log.kept()
     assert log.tail == b""
@@ -173,3 +173,12 @@ def test_digest_of_the_beginning_of_a_file(tmp_path):
 def test_a_seal_is_part_of_the_file(tmp_path):
     files.write_json(tmp_path / "a.json", {"b": 1})
     assert set(json.loads((tmp_path / "a.json").read_text())) == {"b", files.SEAL}
+
+
+def test_errors_in_one_line():
+    long = "RESOURCE_EXHAUSTED: Error writing {spec} [os_error_code='28']"
+    assert files.first_line(ValueError(long)) == os.strerror(28)
+    assert files.first_line(OSError(5, "broken")) == "broken"
+    assert files.first_line(KeyError()) == "KeyError"
+    assert files.first_line(ValueError("a\nb")) == "ValueError: a"
+    assert len(files.first_line(ValueError("word " * 1000))) < 330

@@ -37,6 +37,21 @@ def test_the_end_of_a_session_is_one_request():
         assert stop.signal == signal.SIGTERM
 
 
+def test_a_scheduler_asks_to_stop_and_to_requeue():
+    """SIGUSR2, alone or with others; nothing where nothing listens to it."""
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        for numbers in ([signal.SIGUSR2], [signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]):
+            with Stopper() as stop:
+                send(*numbers)
+                assert stop.signal == signal.SIGUSR2
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        with Stopper():
+            assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -130,6 +130,8 @@ def test_equinox():
     }
     state = sparsify(optax.adam(1e-3), 0.5, method="static").init(params)
     assert np.asarray(masks_of(state).conv.bias).all()
+    for layer, layout in ((model.conv, "oiss"), (model.ensemble, "moi")):  # a layer by itself
+        assert described(eqx.filter(layer, eqx.is_inexact_array)) == {"weight": layout}
 
 
 @pytest.mark.parametrize(
@@ -233,3 +235,49 @@ def test_allocation_of_convolutions_and_attention():
     first, second = masks.layer_sparsities([(3, 3, 4, 8), (8, 8)], 0.7, "erk")
     assert a["conv/kernel"] == masks.links((3, 3, 4, 8), first)
     assert a["query/kernel"] == masks.links((8, 8), second)
+
+
+SCANNED: Any = {  # attention whose biases alone could be read in two ways, and a layer without one
+    "norm": {"scale": (4, 8), "bias": (4, 8)},
+    "wide": {"kernel": (4, 16, 8)},
+    "attention": {
+        "query": {"kernel": (4, 8, 2, 4), "bias": (4, 2, 4)},
+        "out": {"kernel": (4, 2, 4, 8), "bias": (4, 8)},
+    },
+}
+STACKS = [
+    ({"block": SCANNED}, {"wide": "mio", "query": "mioo", "out": "miio"}),
+    # two levels: an ensemble of scanned blocks
+    (
+        {"block": jax.tree.map(lambda s: (3, *s), SCANNED, is_leaf=lambda x: isinstance(x, tuple))},
+        {"wide": "mmio", "query": "mmioo", "out": "mmiio"},
+    ),
+    # a block without one beside networks that are not stacked: only its own subtree is
+    ({"block": SCANNED, "head": {"kernel": (8, 2), "bias": (2,)}}, {"wide": "mio", "head": "io"}),
+    # convolutions of three members, three inputs and a window of three
+    (
+        {"conv": {"w": (3, 3, 3, 3, 4), "b": (3, 4)}, "linear": {"w": (3, 6, 3)}},
+        {"conv": "mssio", "linear": "mio"},
+    ),
+    ({"conv": {"kernel": (3, 5, 4), "bias": (4,)}}, {"conv": "sio"}),
+    ({"conv": {"kernel": (3, 5, 4)}}, {"conv": "sio"}),
+    ({"Dense_0": {"kernel": (3, 5, 4)}}, {"Dense_0": "mio"}),
+    ({"DenseGeneral_0": {"kernel": (3, 5, 4)}}, {"DenseGeneral_0": "sio"}),
+    ({"general": {"kernel": (2, 3, 4, 5), "bias": (4, 5)}}, {"general": "iioo"}),
+    # each member has a temperature of its own
+    (
+        {"a": {"kernel": (2, 5, 4), "bias": (2, 4)}, "c": {"w": (2, 4, 4)}, "log_alpha": (2,)},
+        {"a": "mio", "c": "mio"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("tree", "expected"), STACKS)
+def test_stacks_are_read_from_the_shapes(tree, expected):
+    found = {path.split("/")[-2]: layout for path, layout in described(zeros(tree)).items()}
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_leaves_that_are_no_arrays():
+    with pytest.raises(ValueError, match=r"a leaf that is no array: act is <.*eqx\.filter"):
+        described({"w": np.ones((3, 4)), "act": jax.nn.relu})

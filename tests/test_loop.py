@@ -1,5 +1,7 @@
 """Both loops on environments with known values, in halves, alone and together."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,7 +177,8 @@ def test_groups_that_wait_for_a_thread_meet_again_soon(whole):
 
 def test_an_error_of_any_kind_ends_the_loop_and_loses_no_state(whole):
     loop = pendulums()
-    first, take = loop._envs[0], loop._envs[0].step
+    first: Any = loop._envs[0]
+    take = first.step
     assert loop._runner
     asked = loop._runner.callbacks[0]
 

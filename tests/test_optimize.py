@@ -336,7 +336,7 @@ def test_errors(warm):
         step(warm, random_tree(0), 1, mask_step="before")
     with pytest.raises(ValueError, match=r"moments='reset'.*use one of"):
         step(warm, random_tree(0), 1, moments="reset")
-    with pytest.raises(ValueError, match="unknown regrow 'maybe'"):
+    with pytest.raises(ValueError, match="regrow='maybe': use one of"):
         step(warm, random_tree(0), 1, regrow="maybe")
     with pytest.raises(ValueError, match="interval=0"):
         step(warm, random_tree(0), 1, interval=0)

@@ -26,7 +26,7 @@ def test_the_page_is_up_to_date():
 
 
 def test_the_table_has_every_setting():
-    others = {"links", "grow", "drop"}  # what the lanes of a program share
+    others = {"links", "grow", "drop", "topology"}  # what the lanes of a program share
     others |= {"action_low", "action_high"}  # the environment has them
     assert {f.name for f in dataclasses.fields(Config)} - others == set(CONFIG)
     others = {"tiny", "name", "weights", "masks", "expert"}

@@ -230,7 +230,7 @@ def test_reports_say_what_was_given():
 
 
 def test_nothing_begins_where_a_unit_cannot_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run_unit", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr("experiments.units.run_unit", lambda *_: pytest.fail("began"))
     chosen = suites.find(["toy", "nstep"])
     with pytest.raises(SettingError, match=r"^toy/inverted-pendulum-ss: .*actor_sparsity=0.9999"):
         sweep.sweep(chosen, with_settings(SMOKE, actor_sparsity=0.9999), tmp_path)
@@ -250,7 +250,7 @@ def test_finished_units_with_other_settings_are_not_taken(tmp_path, capsys):
         files.write_json(directory / "summary.json", {})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "run_unit", finish)
+        patch.setattr("experiments.units.run_unit", finish)
         one = with_settings(SMOKE, preset="reference")
         assert sweep.sweep(suites.find(["nstep"]), one, tmp_path, only=only) == 0
     assert (tmp_path / "table2" / "td3-hopper-rlx2" / "summary.json").exists()

@@ -1,6 +1,7 @@
 """Playing published policies: scores that repeat, runtimes that agree, folders that are refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -186,9 +187,18 @@ def test_wrong_flags_and_folders(original, tmp_path, capsys):
         ((original, "--render=episode.bmp"), "--render=episode.bmp: use a name that ends in .gif"),
         ((original, f"--seed={2**31 - 1}"), "must be below 2**31"),
         ((original, "--episodes=0"), "--episodes=0 plays nothing"),
+        ((original, "--max_episode_steps=5"), "a published policy is played on the task on record"),
     ):
         assert command(*args) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_time_limit_for_a_task_without_one(original, tmp_path, capsys):
+    file = tmp_path / "policy.npz"
+    shutil.copy(original / "policy.npz", file)
+    task = "--env=InvertedPendulum-v5"
+    assert command(file, task, "--episodes=2", "--max_episode_steps=3") == 0
+    assert "3.0 steps on average" in capsys.readouterr().out
 
 
 def test_a_good_file_of_another_policy_is_refused(policy):

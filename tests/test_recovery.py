@@ -484,6 +484,49 @@ def test_checkpoints_deleted_while_a_run_trains_are_written_again(whole, tmp_pat
         assert (directory / name).read_text() == (whole / name).read_text()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_moved_while_its_run_trains_is_not_split(
+    whole, tmp_path, monkeypatch, replaced
+):
+    report, directory, away = execution._Execution._report, tmp_path / "run", tmp_path / "away"
+    reports, said = iter(range(10**9)), []
+
+    def moving(self, chunk, loop):
+        report(self, chunk, loop)
+        number = next(reports)
+        if number == 1:
+            directory.rename(away)
+            if replaced:
+                directory.mkdir()
+        if number == 3:
+            assert not directory.exists() or not any(directory.iterdir())
+            if replaced:
+                directory.rmdir()
+            away.rename(directory)
+
+    monkeypatch.setattr(execution._Execution, "_report", moving)
+    execution.execute(small_run(chunk=2), directory, say=said.append, progress=False)
+    assert any("the run directory was moved or deleted: move it back" in line for line in said)
+    same(directory, whole)
+
+
+def test_a_directory_that_stays_away_is_told_at_the_end(whole, tmp_path, monkeypatch):
+    report, directory, away = execution._Execution._report, tmp_path / "run", tmp_path / "away"
+
+    def moving(self, chunk, loop):
+        report(self, chunk, loop)
+        if chunk.index == 1 and directory.exists():
+            directory.rename(away)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution._Execution, "_report", moving)
+        with pytest.raises(execution.Unwritten, match="could not be written"):
+            execution.execute(small_run(chunk=2), directory, say=print, progress=False)
+    assert not directory.exists()
+    resume(away)
+    same(away, whole)
+
+
 def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch):
     awkward.ends = False
     monkeypatch.setattr(rollout, "LONGEST", 50)

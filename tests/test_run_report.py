@@ -55,6 +55,7 @@ def test_a_finished_run(finished, capsys):
     for row in summary["lanes"]:
         assert f"| {row['final_score']:.1f} | {row['evaluations_used']} |" in text
     assert "4 lanes of 240 steps, finished; training took" in text
+    assert "| pole | finished | 240 | 240 |" in text
     assert "0:rlx2/s0" in text and "3:dense/s1" in text
     assert re.search(r"\| dense \| [\d,]+ \| 1\.000 \| [\d.]+ \| 1\.000 \|", text)
     assert (finished / "report" / "curves-0.png").read_bytes().startswith(b"\x89PNG")
@@ -64,7 +65,7 @@ def test_the_page_needs_nothing_else(finished, tmp_path):
     runs.write([runs.read(finished)], tmp_path)
     page = _Page((tmp_path / "index.html").read_text())
     assert all(x.startswith("data:") for x in page.links) and "script" not in page.tags
-    assert page.tags.count("table") == 3 and page.tags.count("img") == 1
+    assert page.tags.count("table") == 4 and page.tags.count("img") == 1
     assert "pole: InvertedPendulum-v5, TD3" in page.text
 
 
@@ -118,7 +119,7 @@ def test_several_runs(finished, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split()[0] == "report/report.md"
     text = Path("report/report.md").read_text()
     assert "## pole: " in text and "## other: " in text and "![" in text
-    assert text.count("| pole |") == text.count("| other |") == 2  # methods
+    assert text.count("| pole |") == text.count("| other |") == 3  # status, methods
     assert {p.name for p in Path("report").glob("*.png")} == {"curves-0.png", "curves-1.png"}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,24 @@ PROGRAMS = [
     ("sac", "masked", 1),
     ("sac", "compact", 2),
 ]
+SIMBA: dict[str, Any] = {"architecture": "simba", "hidden": None, "width": 8, "blocks": 2}
+REDQ: dict[str, Any] = {"critics": 4, "critic_subset": 2, "updates_per_step": 3}
+# Everything that can be in a loop's body: the algorithm and its settings.
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "td3": ("td3", {}),
+    "td3-utd": ("td3", {"updates_per_step": 3}),
+    "td3-momentum": ("td3", {"grow": ("gradient", "momentum")}),
+    "td3-simba": ("td3", SIMBA),
+    "sac": ("sac", {}),
+    "sac-utd": ("sac", {"updates_per_step": 2}),
+    "sac-simba": ("sac", SIMBA),
+    "redq": ("sac", REDQ),
+    "redq-simba": ("sac", SIMBA | REDQ),
+    "droq": ("droq", {}),
+    "droq-utd": ("droq", {"updates_per_step": 4, "policy_delay": 4}),
+    "droq-long": ("droq", {"updates_per_step": 20, "policy_delay": 20}),
+}
+INNER_LOOPS = {"droq-long": 1}  # equal updates: so many are not compiled one by one
 
 
 def make(algo: str = "td3", **fields) -> config.Config:
@@ -79,6 +98,46 @@ def test_a_body_is_one_period_of_delays(delay, interval, updates, steps, each):
         for i in range(updates):
             count, due = (t - 10) * updates + i + 1, dues[i % each]
             assert due == Due(count % delay == 0, count % interval == 0, False, False)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("interval", "runs"), [(1, [19, 1]), (10, [9, 1, 9, 1]), (20, [19, 1])])
+def test_equal_updates_of_a_long_period_are_a_loop(interval, runs):
+    cfg = make(policy_delay=20, target_interval=interval, updates_per_step=40)
+    (found,) = segments.phases(cfg, True)
+    assert [due.times for due in found] == runs
+    each = [due._replace(times=1) for due in found for _ in range(due.times)]
+    counts = range(1, 21)
+    assert each == [Due(n % 20 == 0, n % interval == 0, False, False) for n in counts]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("updates", "delay"), [(40, 20), (9, 9), (8, 2), (3, 2), (1, 1)])
+def test_a_time_step_makes_all_its_updates_in_order(monkeypatch, updates, delay):
+    """An algorithm that writes down its counts, and whether its actor was due."""
+    cfg = make("sac", updates_per_step=updates, policy_delay=delay)
+
+    def update(log, batch, key, step, count, config, hyper, *, due, active):
+        made = log[0] + 1
+        log = log.at[0].set(made).at[made].set(10 * count + due.actor)
+        return log, {"finite": jnp.bool_(True), "count": count}
+
+    monkeypatch.setitem(lane.ALGORITHMS, "sac", lane.ALGORITHMS["sac"]._replace(update=update))
+    monkeypatch.setattr(lane.buffer, "sample", lambda *args, **options: None)
+    zero = jnp.zeros((), jnp.int32)
+    stats = lane.Stats(jnp.bool_(True), jnp.zeros(()), zero, {}, {})
+    hyper = config.hyper(cfg, lanes_of("masked")[0])
+    dues = segments.phase(cfg, 10)  # warm-up ends at 9
+
+    def learn(log: jax.Array):
+        nothing: Any = None
+        state = lane.LaneState(zero, log, nothing, nothing, stats)
+        return lane._learn(state, nothing, stats, jnp.int32(10), cfg, hyper, dues, True)
+
+    log, _, metrics = jax.jit(learn)(jnp.zeros(50, jnp.int32))
+    counts = np.arange(1, updates + 1)
+    np.testing.assert_array_equal(log[1 : updates + 1], 10 * counts + (counts % delay == 0))
+    assert int(log[0]) == int(metrics["count"]) == updates
 
 
 @pytest.mark.fast
@@ -138,29 +197,33 @@ def lowered(f, platform: str, *args) -> str:
     return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
-def test_the_loop_on_the_device_has_no_branch(algo, form, updates, platform):
+def test_the_loop_on_the_device_has_no_branch(algo, form, updates):
     need_kernels(form)
     cfg = make(algo, updates_per_step=updates, execution=form)
     (group,) = DeviceLoop(cfg, lanes_of(form), Still().env())._groups
     carry, t = (group.state, group.env_state), jnp.int32(20)
     for learn in (False, True):
-        text = lowered(functools.partial(group._plain_steps, learn=learn), platform, carry, t, t)
-        assert branches(text) == {"loops": 1, "conditionals": 0}
+        plain = functools.partial(group._steps._plain, config=group.program.config, learn=learn)
+        traced = jax.jit(plain).trace(carry, t, t, group.program.hyper)
+        for platform in PLATFORMS:
+            text = traced.lower(lowering_platforms=(platform,)).as_text()
+            assert branches(text) == {"loops": 1, "conditionals": 0}
 
 
 def test_the_event_has_what_the_loop_has_not():
     """Also a test of the search for branches."""
     (group,) = DeviceLoop(make(), lanes_of("masked"), Still().env())._groups
     carry = (group.state, group.env_state)
-    text = lowered(lambda c, t: group._event_step(c, t, True), "cuda", carry, jnp.int32(20))
+    event = functools.partial(group._steps._event, config=group.program.config, learn=True)
+    text = lowered(event, "cuda", carry, jnp.int32(20), group.program.hyper)
     assert branches(text)["loops"] > 5
 
 
-def host_program(algo: str, form: str, updates: int):
-    own = program.Program(make(algo, updates_per_step=updates, execution=form), lanes_of(form))
-    state = own.init(np.zeros((2, 1, 4), np.float32), None)
+def host_program(algo: str, form: str, **fields):
+    """A program, the shapes of its state, and a time step."""
+    own = program.Program(make(algo, execution=form, **fields), lanes_of(form))
+    state = jax.eval_shape(lambda: own.init(np.zeros((2, 1, 4), np.float32), None))
     ends = jnp.zeros((2, 1), bool)
     return (
         own,
@@ -169,27 +232,28 @@ def host_program(algo: str, form: str, updates: int):
     )
 
 
-@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
-def test_the_loop_that_calls_the_host_has_no_branch(algo, form, updates):
+@pytest.mark.parametrize("form", ["masked", "compact"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "redq-simba")) for x in BODIES]
+)
+def test_no_algorithm_has_a_branch_in_its_steps(name, form):
+    """In the loop that calls the host, and on the other platforms in a step by itself."""
     need_kernels(form)
-    own, state, _ = host_program(algo, form, updates)
-    one = jnp.int32(1)
+    algo, fields = BODIES[name]
+    own, state, after = host_program(algo, form, **fields)
+    one, handles = jnp.int32(1), jnp.zeros(2, jnp.uint32)
     for learn in (False, True):
         run = functools.partial(callback_runner._run, config=own.config, learn=learn)
-        text = lowered(run, "cpu", state, one, one, jnp.zeros(2, jnp.uint32), own.hyper)
-        assert branches(text) == {"loops": 1, "conditionals": 0}
+        text = lowered(run, "cpu", state, one, one, handles, own.hyper)
+        inner = INNER_LOOPS.get(name, 0) if learn else 0
+        assert branches(text) == {"loops": 1 + inner, "conditionals": 0}
         assert text.count("@rlx2_host") == len(segments.phases(own.config, learn))
-
-
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize(("algo", "form", "updates"), PROGRAMS)
-def test_a_plain_step_dispatched_by_the_host_has_no_branch(algo, form, updates, platform):
-    need_kernels(form)
-    own, state, after = host_program(algo, form, updates)
-    for dues in {(), *segments.phases(own.config, True)}:
+    for dues in set(segments.phases(own.config, True)):
         step = functools.partial(program.plain_lanes, config=own.config, dues=dues)
-        text = lowered(step, platform, state, after, jnp.int32(20), own.hyper)
-        assert branches(text) == {"loops": 0, "conditionals": 0}
+        traced = jax.jit(step).trace(state, after, jnp.int32(20), own.hyper)
+        for platform in ("cuda", "tpu"):
+            text = traced.lower(lowering_platforms=(platform,)).as_text()
+            assert branches(text) == {"loops": INNER_LOOPS.get(name, 0), "conditionals": 0}
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -217,10 +281,11 @@ def test_no_loop_copies_the_replay_arrays(algo, form, updates):
     need_kernels(form)
     cfg, one = make(algo, updates_per_step=updates, execution=form), jnp.int32(20)
     (group,) = DeviceLoop(cfg, lanes_of(form), Still().env())._groups
-    plain = functools.partial(group._plain_steps, learn=True)
-    assert not replay_copies(plain, (group.state, group.env_state), one, one)
+    plain = functools.partial(group._steps._plain, config=group.program.config, learn=True)
+    carry = (group.state, group.env_state)
+    assert not replay_copies(plain, carry, one, one, group.program.hyper)
     if native.execution() == "native":
-        own, state, _ = host_program(algo, form, updates)
+        own, state, _ = host_program(algo, form, updates_per_step=updates)
         run = functools.partial(callback_runner._run, config=own.config, learn=True)
         assert not replay_copies(run, state, one, one, jnp.zeros(2, jnp.uint32), own.hyper)
 
@@ -253,15 +318,18 @@ def test_a_loop_may_be_interrupted_anywhere():
     assert_equal(loops[0].report(), loops[1].report())
 
 
-@pytest.mark.parametrize(("algo", "form", "updates"), [("td3", "masked", 1), ("sac", "masked", 3)])
-def test_segments_equal_a_step_that_branches(algo, form, updates):
+@pytest.mark.parametrize(
+    ("algo", "updates", "delay"), [("td3", 1, 2), ("sac", 3, 1), ("sac", 18, 9)]
+)
+def test_segments_equal_a_step_that_branches(algo, updates, delay):
     """Other programs, so the last bits may differ; over so few updates no more."""
-    cfg, lanes = make(algo, updates_per_step=updates, execution=form), lanes_of(form)
+    cfg, lanes = make(algo, updates_per_step=updates, policy_delay=delay), lanes_of("masked")
     loop = DeviceLoop(cfg, lanes, Still().env())
     (group,) = loop._groups
     state, env_state = jax.tree.map(jnp.copy, (group.state, group.env_state))
     for t in range(1, 31):
-        state, env_state, _ = group._event((state, env_state), np.int32(t), t > 9)
+        own = (group.program.hyper, group.program.config, t > 9)
+        state, env_state, _ = group._steps.event((state, env_state), np.int32(t), *own)
     loop.advance(30, lambda: False)
     assert int(state.stats.evolutions["critic"][0]) > 4
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731

@@ -1,14 +1,12 @@
 """SimBa, the proof that an architecture is one module: both forms, all algorithms and loops."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_segments as segments_tests
 from lanes import assert_close, assert_equal, assert_on_mask, quick, setting
 from small_runs import small_run, stop_after
 from test_compact_training import compare_float64
@@ -20,8 +18,7 @@ from rlx2_jax.agents import common, sac, td3
 from rlx2_jax.kernels import layout
 from rlx2_jax.networks import convert, masked
 from rlx2_jax.training import execute, guards, plan, preflight, summary
-from rlx2_jax.training.device_loop import DeviceLoop
-from rlx2_jax.training.run import lane_ledger
+from rlx2_jax.training.lane_ledger import lane_ledger
 
 SIMBA: dict[str, Any] = {"architecture": "simba", "hidden": None, "width": 8, "blocks": 2}
 LANE = config.Lane(actor_sparsity=0.6, critic_sparsity=0.5, method="rigl")
@@ -171,18 +168,6 @@ def test_training_on_the_device(algo, form):
             masks = layout.flatten(dense.masks).items()
             kernels = [int(mask.sum()) for path, mask in masks if path.endswith("/kernel")]
             assert kernels == [(network.members or 1) * n for n in live]
-
-
-@pytest.mark.parametrize("platform", segments_tests.PLATFORMS)
-@pytest.mark.parametrize(("algo", "form"), [("td3", "compact"), ("sac", "masked")])
-def test_the_training_loop_has_no_branch(algo, form, platform):
-    segments_tests.need_kernels(form)
-    cfg, own = segments_tests.make(algo, execution=form, **SIMBA), segments_tests.lanes_of(form)
-    (group,) = DeviceLoop(cfg, own, segments_tests.Still().env())._groups
-    carry, t = (group.state, group.env_state), jnp.int32(20)
-    run = functools.partial(group._plain_steps, learn=True)
-    text = segments_tests.lowered(run, platform, carry, t, t)
-    assert segments_tests.branches(text) == {"loops": 1, "conditionals": 0}
 
 
 @pytest.mark.fast

@@ -1,5 +1,6 @@
 """Sparse training as an optax transformation: around any optimizer, exactly on the mask."""
 
+import warnings
 from typing import Any, cast
 
 import flax.linen as nn
@@ -346,6 +347,11 @@ BAD = [
     ({"moments": "reset"}, "moments='reset': use one of"),
     ({"mask_step": "before"}, "mask_step='before': use one of"),
     ({"tx": 0.1}, "tx=0.1 is no optax transformation"),
+    ({"stacked": "1"}, "stacked='1': give a number of leading axes"),
+    ({"stacked": {"a": -1}}, "give a number of leading axes"),
+    ({"seed": 1.5}, "seed=1.5: give a whole number or one key"),
+    ({"seed": "a"}, "seed='a': give a whole number"),
+    ({"seed": jax.random.split(jax.random.key(0))}, "vmap over several"),
 ]
 
 
@@ -354,6 +360,31 @@ def test_bad_options(given, message):
     options = {"tx": optax.adam(RATE), "sparsity": 0.5, **PLAN} | given
     with pytest.raises(ValueError, match=message):
         sparsify(**options)
+
+
+def test_settings_that_never_take_effect_are_warned_about():
+    """Once, at the line that calls `sparsify` or `init`."""
+    calls = [
+        ("rigl never updates its masks: interval=40 is not below t_end=40", {"interval": T_END}),
+        ("rigl never moves a link: zeta0=0.04 of 21 links is less than one", {"zeta0": 0.04}),
+        (
+            "srigl never moves a link: zeta0=0.3 of 3 links",
+            {"method": "srigl", "zeta0": 0.3},
+        ),
+    ]
+    for message, options in calls:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                adam(**options).init(random_tree(0))
+        assert [str(w.message)[: len(message)] for w in found] == [message]
+        assert found[0].filename == __file__
+
+
+def test_traced_settings_are_single_numbers():
+    for name in ("interval", "t_end", "zeta0", "sparsity"):
+        with pytest.raises(ValueError, match=rf"{name} of shape \(2,\): give one number, or vmap"):
+            jit(lambda x, name=name: adam(**{name: x}).init(random_tree(0)))(jnp.ones(2))
 
 
 def test_bad_calls():
@@ -368,6 +399,12 @@ def test_bad_calls():
         tx.update({"w": 0.0}, state, {"w": 0.0})
     with pytest.raises(ValueError, match="2 sparsities for 1 layers"):
         adam([0.5, 0.5]).init(params)
+    with pytest.raises(ValueError, match=r"stacked: pattern 'q\*' is the first match of no"):
+        adam(stacked={"q*": 1}).init(params)
+    with pytest.raises(ValueError, match=r"layouts: pattern 'q\*' is the first match of no"):
+        adam(layouts={"q*": "io"}).init(params)
+    with pytest.raises(ValueError, match="without the axes of stacked=1"):
+        adam(stacked=1).init(params)
     with pytest.raises(ValueError, match="every layer needs one"):
         adam(0.99).init(params)
     with pytest.raises(ValueError, match="no leaf of params is sparse"):

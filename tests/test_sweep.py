@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import cloning, publish, suites, sweep
+from experiments import cloning, publish, suites, sweep, units
 from rlx2_jax import config, envs, files
 from rlx2_jax.cli import evaluate
 from rlx2_jax.config import Lane
@@ -41,13 +41,13 @@ def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
     assert [u["name"] for u in expected["units"]] == [f"inverted-pendulum-{x}" for x in names]
     for unit in expected["units"]:
         folder = toy / "toy" / unit["name"]
-        assert sweep.finished(folder)
+        assert units.finished(folder)
         assert len(json.loads((folder / "summary.json").read_text())["lanes"]) == len(unit["lanes"])
         assert len(list((folder / "final").iterdir())) == len(unit["lanes"])
 
 
 def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "run_unit", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(units, "run_unit", lambda *_: pytest.fail("ran again"))
     assert sweep.sweep([suites.CATALOGUE["toy"]], BUDGET, toy) == 0
     assert capsys.readouterr().err.count("finished before") == 5
 
@@ -121,14 +121,14 @@ def test_a_damaged_suite_is_refused(tmp_path, text):
 def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     tried = []
 
-    def run_unit(unit, directory, budget, form):
+    def run_unit(unit, directory, *_):
         tried.append(unit.name)
         if unit.name == "hopper-rl":
             raise ValueError("no such thing")
         directory.mkdir(parents=True)
         files.write_json(directory / "summary.json", {})
 
-    monkeypatch.setattr(sweep, "run_unit", run_unit)
+    monkeypatch.setattr(units, "run_unit", run_unit)
     chosen = suites.find(["tickets", "masks"])
     assert sweep.sweep(chosen, BUDGET, tmp_path) == 3
     assert tried == ["hopper-rl", "hopper-search", "hopper-retrain"]
@@ -139,7 +139,7 @@ def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, c
 
 def test_shards_run_their_own_units(tmp_path, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep, "run_unit", lambda unit, *_: ran.append(unit.name))
+    monkeypatch.setattr(units, "run_unit", lambda unit, *_: ran.append(unit.name))
     for shard in ("0/2", "1/2"):
         part = sweep.parse_shard(shard)
         sweep.sweep([suites.CATALOGUE["table2"]], suites.BUDGETS["paper"], tmp_path, shard=part)
@@ -161,12 +161,12 @@ def test_lists_and_estimates():
 def test_units_are_selected_by_patterns_and_shared_between_suites(tmp_path, monkeypatch):
     ran = []
 
-    def run_unit(unit, directory, budget, form):
+    def run_unit(unit, directory, *_):
         ran.append(f"{directory.relative_to(tmp_path)}")
         directory.mkdir(parents=True)
         files.write_json(directory / "summary.json", {})
 
-    monkeypatch.setattr(sweep, "run_unit", run_unit)
+    monkeypatch.setattr(units, "run_unit", run_unit)
     chosen = suites.find(["nstep", "table2"])
     only = ["td3-hopper-[34]-step", "td3-hopper-rlx2"]
     assert sweep.sweep(chosen, BUDGET, tmp_path, only=only) == 0
@@ -343,9 +343,9 @@ def test_one_unit_of_every_suite(name, tmp_path):
     """The first unit, as short as can be; `toy` above and the slow tier run whole suites."""
     budget = dataclasses.replace(BUDGET, fraction=2e-5, evaluations=1, episodes=1)
     unit = suites.CATALOGUE[name].units(budget)[0]
-    sweep.run_unit(unit, tmp_path / unit.name, budget, "masked")
+    units.run_unit(unit, tmp_path / unit.name, budget, "masked")
     rows = (tmp_path / unit.name / "evaluations.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * len(unit.lanes) and sweep.finished(tmp_path / unit.name)
+    assert len(rows) == 1 + 2 * len(unit.lanes) and units.finished(tmp_path / unit.name)
 
 
 @pytest.mark.slow

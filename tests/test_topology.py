@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from programs import jit
 
-from rlx2_jax.sparse import masks, topology
+from rlx2_jax.sparse import lane_topology, masks, topology
 
 pytestmark = pytest.mark.fast
 
@@ -247,8 +247,10 @@ def test_leaves_that_are_not_sparse_pass_through():
     [(0.5, 3, 10, [3, 6, 9]), (0.5, 5, 10, [5]), (0.5, 5, 11, [5, 10]), (0.0, 3, 10, [])],
 )
 def test_schedule_by_hand(zeta0, interval, t_end, due):
-    schedule = topology.Schedule(*map(jnp.asarray, (zeta0, interval, t_end, 0, 0)))
-    assert [t for t in range(1, 13) if schedule.due(jnp.asarray(t))] == due
+    first = jnp.asarray(0)
+    every, last = jnp.asarray(interval), jnp.asarray(t_end)
+    schedule = topology.Schedule(jnp.asarray(zeta0), every, last, first, first)
+    assert [t for t in range(1, 13) if lane_topology.RIGL.due(schedule, jnp.asarray(t))] == due
 
 
 def test_drops_by_another_score():

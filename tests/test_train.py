@@ -89,8 +89,9 @@ def test_every_setting_has_a_flag(parse):
     }
     # What decides shapes, names files or is derived from other settings has none.
     derived = {"tiny", "execution", "name", "weights", "masks", "expert", "seed"}
+    derived.add("topology")
     assert {f.name for f in dataclasses.fields(Lane)} - derived <= set(values)
-    derived = {"obs_dim", "action_dim", "updates_per_step", "n_max", "dtype", "links"}
+    derived = {"obs_dim", "action_dim", "updates_per_step", "n_max", "dtype", "links", "topology"}
     derived |= {"action_low", "action_high"}
     assert {f.name for f in dataclasses.fields(Config)} - derived <= set(values)
 

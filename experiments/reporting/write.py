@@ -10,9 +10,10 @@ from experiments.reporting.figures import Absent, Figure
 from experiments.reporting.panels import Item
 from experiments.reporting.results import Results, Suite
 from experiments.suites import base
-from rlx2_jax.reporting import markup, tables
+from rlx2_jax.reporting import markup, status, tables
 from rlx2_jax.reporting.markup import printable, slug
 from rlx2_jax.reporting.tables import Cell, Column, Table
+from rlx2_jax.training import heartbeat
 
 TITLE = "rlx2_jax beside the paper"
 
@@ -136,7 +137,20 @@ def _overview(suites: list[Suite]) -> Section:
         Column("seeds found"),
     )
     table = Table("overview", "What was found", columns, tuple(rows))
-    return Section("overview", "Overview", (), [table])
+    return Section("overview", "Overview", (), [table, *_status(suites)])
+
+
+def _status(suites: list[Suite]) -> list[Table]:
+    """Which units wait, run and failed; nothing for results that were collected from a sweep."""
+    places = {
+        unit.directory.resolve(): f"{suite.name}/{unit.name}"
+        for suite in reversed(suites)
+        for unit in reversed(suite.parts)
+    }
+    if not any((place / heartbeat.NAME).exists() for place in places):
+        return []
+    found = [status.read(place, name) for place, name in reversed(places.items())]
+    return [replace(status.table(found), folded=True)]
 
 
 def _markdown(sections: list[Section], warnings: list[str], banner: str) -> str:

@@ -20,7 +20,11 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """π_φ with its mask and moments."""
+    """What behaviour cloning trains.
+
+    Attributes:
+      actor: π_φ with its mask and moments; it has no target.
+    """
 
     actor: Network
 
@@ -34,6 +38,11 @@ def init(key: Array, config: Config, lane: Lane) -> State:
 def mean_action(actor: Params, obs: Array) -> Array:
     """The policy π(s; φ): `[..., obs] -> [..., act]`."""
     return networks.policy(actor, obs)
+
+
+def policy(state: State, obs: Array) -> Array:
+    """The noise-free action of an agent, as in evaluations: `[..., obs] -> [..., act]`."""
+    return mean_action(networks.online(state.actor), obs)
 
 
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:

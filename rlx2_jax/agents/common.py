@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax import networks
-from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, widths
+from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, topology_of, widths
 from rlx2_jax.networks import optimize
 from rlx2_jax.networks.forms import FORMS
 from rlx2_jax.sparse import masks
+from rlx2_jax.sparse.lane_topology import RIGL
 from rlx2_jax.types import Array, Masks, Network, Params
 
 
@@ -20,12 +21,20 @@ class Due(NamedTuple):
 
     True or False compiles the part in or out, without a branch; None decides by the update's
     count, in a real branch. `BY_COUNT`, all None, is right at every update.
+
+    Attributes:
+      actor: whether the actor is updated (policy delay).
+      targets: whether targets take a Polyak step.
+      evolve_critic: whether the critics' masks are updated.
+      evolve_actor: whether the actor's mask is updated.
+      times: how many such updates follow one another; for `training.lane` only.
     """
 
-    actor: bool | None = None  # policy delay
-    targets: bool | None = None  # Polyak step
+    actor: bool | None = None
+    targets: bool | None = None
     evolve_critic: bool | None = None
     evolve_actor: bool | None = None
+    times: int = 1
 
     @property
     def evolves(self) -> bool:
@@ -56,6 +65,7 @@ def make_network(
     compact form.
     """
     lane = resolve(config, lane)
+    topology = topology_of(lane, started=False)
 
     def draw(key: Array) -> tuple[Params, Params, Masks, Params | None]:
         """Dense weights, masked weights, masks and statistics of one network."""
@@ -63,13 +73,11 @@ def make_network(
         dense, block, stats = networks.init(
             weight_key, module, inputs, width=width, dtype=config.dtype
         )
-        chosen = masks.init(
-            mask_key,
-            dense,
-            0.0 if width else sparsity,
-            distribution=lane.distribution,
-            init=config.mask_init,
-        )
+        options = lane.distribution, config.mask_init
+        if width or topology.prunes:
+            chosen = RIGL.initial_masks(mask_key, dense, 0.0, *options)
+        else:
+            chosen = topology.initial_masks(mask_key, dense, sparsity, *options)
         mask = jax.tree.map(jnp.logical_and, chosen, block)
         return dense, masks.apply(dense, mask), mask, stats
 
@@ -87,6 +95,8 @@ def make_network(
         mask,
         target=own_target,
         grow=config.grow,
+        topology=config.topology,
+        dense=dense,
         members=members,
         module=module,
         stats=stats,
@@ -144,10 +154,12 @@ def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array
     return jnp.where(t < hyper.t0, 1, hyper.n)
 
 
-def topology_options(config: Config) -> dict[str, Any]:
-    """The static choices that `optimize.learn` takes from a `Config`."""
+def topology_options(config: Config, delay: int = 1) -> dict[str, Any]:
+    """The static choices that `optimize.learn` takes from a `Config`, for a network that makes
+    every `delay`-th update."""
     return {
         "rows": config.batch_size,
+        "topology": config.topology.delayed(delay),
         "grow": config.grow,
         "drop": config.drop,
         "interval": config.mask_interval,

@@ -22,11 +22,19 @@ RATE = 0.01  # of dropout
 
 
 class DroQCritic(Architecture):
-    """Hidden layers relu(LayerNorm(dropout(W x + b))), then a linear layer."""
+    """Hidden layers relu(LayerNorm(dropout(W x + b))), then a linear layer.
+
+    Attributes:
+      features: outputs of each layer.
+      scheme: how weights begin, see `Linear`.
+      dtype: of the parameters.
+      precision: of matrix products.
+    """
 
     features: tuple[int, ...]
     scheme: str = "orthogonal"
     dtype: str = "float32"
+    precision: str = "float32"
 
     defaults: ClassVar = {"hidden": (256, 256)}
 
@@ -34,17 +42,18 @@ class DroQCritic(Architecture):
     def build(cls, sizes: Sizes) -> "DroQCritic":
         if sizes.hidden is None:
             raise ValueError("DroQ's critics are sized by hidden: use architecture='mlp'")
-        return cls((*sizes.hidden, sizes.outputs), sizes.scheme, sizes.dtype)
+        features = (*sizes.hidden, sizes.outputs)
+        return cls(features, sizes.scheme, sizes.dtype, sizes.precision)
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         *hidden, outputs = self.features
         for size in hidden:
-            x = Linear(size, self.scheme, self.dtype)(x)
+            x = Linear(size, self.scheme, self.dtype, self.precision)(x)
             # Without a key (evaluation, value error) nothing is dropped.
             x = nn.Dropout(RATE, deterministic=not self.has_rng("dropout"))(x)
             x = nn.relu(nn.LayerNorm(param_dtype=jnp.dtype(self.dtype))(x))
-        return Linear(outputs, self.scheme, self.dtype)(x)
+        return Linear(outputs, self.scheme, self.dtype, self.precision)(x)
 
 
 register_architecture("droq", DroQCritic)

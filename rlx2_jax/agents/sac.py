@@ -26,20 +26,33 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """π_φ, Q_θ1 and Q_θ2 with their masks and moments, θ'_1 and θ'_2, and log α."""
+    """What SAC trains.
+
+    Attributes:
+      actor: π_φ with its mask and moments; it has no target.
+      critic: Q_θ1 .. Q_θN with masks, moments and targets; an axis `[critics, ...]` in every array.
+      log_alpha: log α, the temperature: f32[].
+      alpha_moments: Adam's moments of log α.
+      leak: what the actor's loss left in the critics' gradient, for preset `reference`; else None.
+    """
 
     actor: Network
     critic: Network
     log_alpha: Array
     alpha_moments: Any
-    leak: Params | None  # what the actor's loss left in the critic's gradient (`reference`)
+    leak: Params | None
 
 
 class Noise(NamedTuple):
-    """The standard normal draws of one update."""
+    """The standard normal draws of one update.
 
-    target: Array  # [n_max, batch, act], for ã_{i+1} .. ã_{i+n}
-    actor: Array  # [batch, act]
+    Attributes:
+      target: for ã_{i+1} .. ã_{i+n} of the target: [n_max, batch, act].
+      actor: for the actions of the actor's loss: [batch, act].
+    """
+
+    target: Array
+    actor: Array
 
 
 def init(key: Array, config: Config, lane: Lane) -> State:
@@ -55,6 +68,11 @@ def init(key: Array, config: Config, lane: Lane) -> State:
 def mean_action(actor: Params, obs: Array) -> Array:
     """The noise-free action tanh(mean): `[..., obs] -> [..., act]`."""
     return networks.squashed_mean(actor, obs)
+
+
+def policy(state: State, obs: Array) -> Array:
+    """The noise-free action of an agent, as in evaluations: `[..., obs] -> [..., act]`."""
+    return mean_action(networks.online(state.actor), obs)
 
 
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
@@ -133,7 +151,7 @@ def update(
             actor_key,
             evolve=due.evolve_actor,
             active=active,
-            **options,
+            **topology_options(config, config.policy_delay),
         )
         leak = None
         if state.leak is not None:

@@ -26,7 +26,12 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """π_φ and Q_θ1, Q_θ2, each with its mask, moments and target."""
+    """What TD3 trains: networks, each with its mask, moments and target.
+
+    Attributes:
+      actor: π_φ and its target π_φ'.
+      critic: Q_θ1 .. Q_θN and their targets; an axis `[critics, ...]` in every array.
+    """
 
     actor: Network
     critic: Network
@@ -41,6 +46,11 @@ def init(key: Array, config: Config, lane: Lane) -> State:
 def mean_action(actor: Params, obs: Array) -> Array:
     """The noise-free policy π(s; φ): `[..., obs] -> [..., act]`."""
     return networks.policy(actor, obs)
+
+
+def policy(state: State, obs: Array) -> Array:
+    """The noise-free action of an agent, as in evaluations: `[..., obs] -> [..., act]`."""
+    return mean_action(networks.online(state.actor), obs)
 
 
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
@@ -110,7 +120,7 @@ def update(
             actor_key,
             evolve=due.evolve_actor,
             active=active,
-            **options,
+            **topology_options(config, config.policy_delay),
         )
         return actor, loss, finite
 

@@ -22,7 +22,7 @@ def run(main: Callable[[list[str]], int], **options: Any) -> None:
 
 
 def process(command: Callable[[], int]) -> int:
-    """`guarded` for a whole process: it also survives that nobody reads its output any more."""
+    """`guarded` for a whole process: it also survives closed output streams."""
     _need_no_reader()
     return _flushed(command)
 
@@ -65,7 +65,7 @@ class _Output(io.FileIO):
         except BrokenPipeError:
             return len(data)
         except OSError:
-            if self.fileno() == 2:  # nobody is left to be told of it
+            if self.fileno() == 2:  # there is no stream left to report it on
                 return len(data)
             raise
 
@@ -78,7 +78,7 @@ def escape_output() -> None:
 
 
 def _need_no_reader() -> None:
-    """No command ends because the reader of its output has gone, or because it has none."""
+    """Commands survive a closed pipe and missing output streams."""
     for number in range(3):  # or files would be opened under these numbers
         try:
             os.fstat(number)

@@ -21,6 +21,7 @@ from absl import flags
 
 from rlx2_jax import envs
 from rlx2_jax.cli import render
+from rlx2_jax.cli.train import define_time_limit
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.base import MAX_SEED
 from rlx2_jax.envs.trust import FLAG_HELP
@@ -59,6 +60,14 @@ class Subject(NamedTuple):
                 f"{self.policy.obs_dim} and {self.policy.action_dim}: give another --env"
             )
         return made
+
+    def limited(self, steps: int) -> "Subject":
+        """Played with a time limit of `steps`, as a task without one needs."""
+        if self.published is not None:
+            raise PolicyFileError(
+                "--max_episode_steps: a published policy is played on the task on record"
+            )
+        return self._replace(options={**self.options, **envs.time_limit(self.backend, steps)})
 
     def play(self, seeds: Sequence[int], progress: Callable[[int], None]) -> Episodes:
         """One episode per seed; on a device all of them run at once."""
@@ -218,6 +227,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("env", None, "Task of an .npz file; default: its manifest's.", **own)
     text = "The package that simulates --env."
     flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **own)
+    define_time_limit(values, "Time limit of episodes; default: the environment's own.")
     flags.DEFINE_string("render", None, "A picture: .gif, .mp4, or .png for a strip.", **own)
     flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
 
@@ -242,6 +252,8 @@ def command(values: flags.FlagValues) -> int:
             backend=values.env_backend,
             allow_imports=values.allow_imports,
         )
+        if values.max_episode_steps is not None:
+            subject = subject.limited(values.max_episode_steps)
         seed = values.seed
         if seed is None:
             record = subject.published

@@ -27,6 +27,7 @@ COMMANDS = {
     "render": "draw one episode as a video or a strip of frames",
     "export": "write a trained actor as C, NumPy, ONNX and StableHLO files",
     "report": "summarise run directories as Markdown and one HTML page",
+    "status": "show which runs of a sweep are waiting, running, finished or failed",
 }
 _HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
 

@@ -19,6 +19,7 @@ import numpy as np
 from absl import flags
 
 from rlx2_jax.envs.base import EnvironmentFailure, failures_of, quiet_mujoco
+from rlx2_jax.envs.gymnasium import find
 from rlx2_jax.envs.rollout import LONGEST
 from rlx2_jax.envs.spaces import Boxes
 from rlx2_jax.envs.trust import FLAG_HELP
@@ -69,9 +70,11 @@ def record(
         fps = float(env.metadata.get("render_fps") or FPS)
         every = max(1, round(fps / FPS))
         obs, _ = env.reset(seed=seed)
+        row = np.zeros((1, boxes.obs_dim), np.float32)
         frames, total, length, ended = [_draw(env)], 0.0, 0, False
         while not ended:
-            action = act(np.asarray(obs, np.float32).reshape(1, -1))
+            boxes.layout.write(obs, row[0])
+            action = act(row)
             obs, reward, terminated, truncated, _ = env.step(boxes.scale(action)[0])
             total, length, ended = total + float(reward), length + 1, terminated or truncated
             if length % every == 0 or ended:
@@ -83,8 +86,12 @@ def record(
 
 def _make(env_id: str, options: Mapping[str, Any]) -> Any:
     try:
+        spec = find(env_id)
+    except (ValueError, ImportError) as error:
+        raise RunError(f"{env_id} cannot be made: {error}") from error
+    try:
         with quiet_mujoco():
-            return gymnasium.make(env_id, **{**options, "render_mode": "rgb_array"})
+            return gymnasium.make(spec, **{**options, "render_mode": "rgb_array"})
     except gymnasium.error.Error as error:
         raise RunError(f"{env_id} cannot be made: {error}") from error
     except Exception as error:  # MuJoCo loads OpenGL when it is imported

@@ -8,7 +8,7 @@ one. Exit codes are those of `rlx2 train`.
 
 from absl import flags
 
-from rlx2_jax.cli import train
+from rlx2_jax.cli import tracker_flags, train
 
 POSITIONAL = "logdir"
 
@@ -19,7 +19,9 @@ def define_flags(values: flags.FlagValues) -> None:
     text = "Print the run's settings and what they need, and stop."
     flags.DEFINE_bool("dry_run", False, text, flag_values=values)
     train.define_time_limit(values, "A time limit, if the environment has none.")
+    tracker_flags.define(values)
     train.define_resume_flags(values)
+    train.define_machine_flags(values)
 
 
 def command(values: flags.FlagValues) -> int:

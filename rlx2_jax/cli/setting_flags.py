@@ -16,7 +16,7 @@ from rlx2_jax.training.lane_product import CHOICE_NAMES
 flags.disclaim_key_flags()  # the flags belong to the command that defines them
 
 LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
-# Without a default of their own: the preset, the algorithm or other settings decide.
+# Without a fixed default: the preset, the algorithm or other settings decide.
 _OPEN = (*CHOICE_NAMES, "capacity")
 # In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), B_max, and other
 # networks than the paper's.

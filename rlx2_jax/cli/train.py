@@ -6,7 +6,8 @@ rlx2 train --env=Hopper-v5 --method=dense,ss,set,rigl,rlx2 --seeds=4 --dry_run
 
 Every combination of comma-separated values, with every seed, is a lane. Ctrl-C saves and stops;
 `rlx2 resume RUN` continues. The exit code is 0 after a finished run, 2 for settings that are
-refused, 3 if an environment failed, and 128 + the signal's number after a stop.
+refused, 3 if an environment failed, 4 if another host was lost, and 128 + the signal's number
+after a stop.
 """
 
 import dataclasses
@@ -20,14 +21,16 @@ from absl import flags
 
 from rlx2_jax import config as configs
 from rlx2_jax import envs, presets
-from rlx2_jax.cli import setting_flags
+from rlx2_jax.cli import setting_flags, tracker_flags
 from rlx2_jax.envs.trust import FLAG_HELP
-from rlx2_jax.training import execute as execution
-from rlx2_jax.training import lane_product, launch, plan, preflight, summary
+from rlx2_jax.training import distributed, lane_product, launch, plan, preflight, summary
+from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.guards import Stopped
+from rlx2_jax.training.hosts import PATIENCE, HostLost, Hosts, meet
 from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.run import Run, RunError, read_run, with_time_limit
 from rlx2_jax.training.settings import SettingError
+from rlx2_jax.training.tracking import Track
 
 DEMO = {
     "env": "InvertedPendulum-v5",
@@ -56,9 +59,12 @@ DEMO = {
 }
 
 
+_MACHINE = ("devices", "distributed", "coordinator", "num_processes", "process_id", "host_timeout")
 _WITH_RESUME = (
     *("resume", "restart", "logdir", "dry_run"),
     *("allow_imports", "max_episode_steps", "use"),
+    *tracker_flags.NAMES,
+    *_MACHINE,
 )
 
 
@@ -85,7 +91,9 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("pipeline", True, text, **own)
     text = "RLx2, static sparse and dense TD3 on InvertedPendulum, in about two minutes."
     flags.DEFINE_bool("demo", False, text, **own)
+    tracker_flags.define(values)
     define_resume_flags(values, "With --resume: ")
+    define_machine_flags(values)
     setting_flags.define_run_flags(values)
     setting_flags.define_lane_flags(values)
     setting_flags.define_choice_flags(values)
@@ -99,6 +107,24 @@ def define_resume_flags(values: flags.FlagValues, prefix: str = "") -> None:
     ):
         text = f"{prefix}{text[0].lower()}{text[1:]}" if prefix else text
         flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def define_machine_flags(values: flags.FlagValues) -> None:
+    """What a run is executed on; a run can be resumed on anything else."""
+    own: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_integer("devices", 0, "Devices to use; 0: all of this process.", 0, **own)
+    text = (
+        "Train with other processes, each its own lanes: found by SLURM, Open MPI, Kubernetes or a "
+        "TPU pod, or by the three flags below. All of them need the same run directory."
+    )
+    flags.DEFINE_bool("distributed", False, text, **own)
+    flags.DEFINE_string(
+        "coordinator", None, "host:port of process 0; implies --distributed.", **own
+    )
+    flags.DEFINE_integer("num_processes", None, "Number of processes.", 1, **own)
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0, **own)
+    text = "Seconds without a sign of life after which a process is lost and the others stop."
+    flags.DEFINE_float("host_timeout", PATIENCE, text, 1.0, **own)
 
 
 def define_time_limit(values: flags.FlagValues, text: str) -> None:
@@ -138,7 +164,7 @@ def make_run(values: dict[str, Any]) -> Run:
     return launch.make_run(settings, swept_lanes(values))
 
 
-def set_up(values: dict[str, Any], logdir: Path) -> Run:
+def set_up(values: dict[str, Any], logdir: Path | None) -> Run:
     """The run that flag values describe, after all checks of a start; prints warnings."""
     try:
         run = make_run(values)
@@ -168,20 +194,23 @@ def command(given: flags.FlagValues) -> int:
     if given.resume:
         return resume(given)
 
-    def start() -> tuple[Run, Path]:
+    def start() -> tuple[Run, Path, Hosts, Track | None]:
         if given.restart:
             raise SettingError("--restart goes with --resume: it starts an existing run again")
+        track = tracker_flags.track_of(given.tracker, given.tracker_project)
         values = flag_values(given)
-        logdir = default_logdir(values)
-        return set_up(values, logdir), logdir
+        hosts, name = _meet(given, str(default_logdir(values)))
+        logdir = Path(name)
+        # The first process takes the directory into use, perhaps before others look at it.
+        return set_up(values, logdir if hosts.index == 0 else None), logdir, hosts, track
 
-    return _execute(start, dry_run=given.dry_run)
+    return _execute(start, given)
 
 
 def resume(given: flags.FlagValues) -> int:
     """Continues the run in --logdir; the exit code."""
 
-    def load() -> tuple[Run, Path]:
+    def load() -> tuple[Run, Path, Hosts, Track | None]:
         if not given.logdir:
             raise SettingError("name the directory of the run: rlx2 resume RUN")
         others = [name for name in given if given[name].present and name not in _WITH_RESUME]
@@ -190,32 +219,51 @@ def resume(given: flags.FlagValues) -> int:
                 f"--resume takes all settings from {given.logdir}: leave out "
                 f"--{', --'.join(others)}"
             )
-        logdir = Path(given.logdir)
+        track = tracker_flags.track_of(given.tracker, given.tracker_project)
+        hosts, name = _meet(given, given.logdir)
+        logdir = Path(name)
         run = read_run(logdir, allow_imports=given.allow_imports)
         if given.max_episode_steps is not None:
             run = with_time_limit(run, given.max_episode_steps)
-        return run, logdir
+        return run, logdir, hosts, track
 
-    return _execute(load, dry_run=given.dry_run, resume=True, restart=given.restart)
+    return _execute(load, given, resume=True, restart=given.restart)
+
+
+def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
+    """This process among those of the run, and the run directory of the first."""
+    place = (given.coordinator, given.num_processes, given.process_id)
+    if given.dry_run or not (given.distributed or given.coordinator):
+        if any(x is not None for x in place[1:]):
+            raise SettingError("--num_processes and --process_id go with --coordinator=host:port")
+        return Hosts(), logdir
+    if given.coordinator and None in place:
+        raise SettingError("--coordinator needs --num_processes and --process_id")
+    return meet(logdir, *place)
 
 
 def _execute(
-    prepare: Callable[[], tuple[Run, Path]],
+    prepare: Callable[[], tuple[Run, Path, Hosts, Track | None]],
+    given: flags.FlagValues,
     *,
-    dry_run: bool,
     resume: bool = False,
     restart: bool = False,
 ) -> int:
     """Trains the run that `prepare` returns, or describes it; the exit code."""
     try:
-        run, logdir = prepare()
-        if dry_run:
+        run, logdir, hosts, track = prepare()
+        if given.dry_run:
             print(launch.describe(run))
             return 0
-        print(f"{len(run.lanes)} lanes, writing to {logdir}", file=sys.stderr)
-        found = execution.execute(run, logdir, resume=resume, restart=restart)
-        print(summary.table(found))
-        print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / execution.SUMMARY}")
+        where = f", process {hosts.index} of {hosts.count}" if hosts.count > 1 else ""
+        print(f"{len(run.lanes)} lanes, writing to {logdir}{where}", file=sys.stderr)
+        options = {"devices": given.devices, "patience": given.host_timeout, "track": track}
+        found = distributed.train(
+            run, logdir, hosts=hosts, resume=resume, restart=restart, **options
+        )
+        if found is not None:
+            print(summary.table(found))
+            print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / SUMMARY}")
         return 0
     except (RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -223,6 +271,9 @@ def _execute(
     except LaneFailure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 3
+    except HostLost as lost:
+        print(f"error: {lost}", file=sys.stderr)
+        return 4
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.signal_number

@@ -1,4 +1,5 @@
-"""Environments: Gymnasium and EnvPool on the host, Brax on the device.
+"""Environments: Gymnasium and EnvPool on the host; Brax, MuJoCo MJX (Gymnasium's tasks), MuJoCo
+Playground and your own in JAX on the device.
 
 A backend's package is imported when the backend is first used.
 """
@@ -38,7 +39,9 @@ __all__ = [
 ]
 
 HOST_BACKENDS = ("gymnasium", "envpool")
-DEVICE_BACKENDS = ("brax",)
+# The modules of device backends, whose `make(name, **options)` gives one task.
+_DEVICE_MODULES = {"brax": "brax", "mjx": "mjx", "playground": "playground", "jax": "entry_point"}
+DEVICE_BACKENDS = tuple(_DEVICE_MODULES)
 BACKENDS = HOST_BACKENDS + DEVICE_BACKENDS
 
 
@@ -67,18 +70,17 @@ def make_host(env_id: str, num_envs: int, backend: str = "gymnasium", **options:
 
 def make_device(name: str, backend: str = "brax", **options: Any) -> "DeviceEnv":
     """One task as pure functions to vmap; `options` go to the backend's own `make`."""
-    if backend != "brax":
+    if backend not in DEVICE_BACKENDS:
         raise _unknown_backend(backend, DEVICE_BACKENDS, "make_host")
     if probes := _import_probes(name):
         return probes.device(name)
-    from rlx2_jax.envs import brax
-
-    return brax.make(name, **options)
+    module = importlib.import_module(f"rlx2_jax.envs.{_DEVICE_MODULES[backend]}")
+    return module.make(name, **options)
 
 
 def time_limit(backend: str, steps: int) -> dict[str, int]:
     """The option that limits episodes to `steps`, as the backend's `make` takes it."""
-    return {"episode_length" if backend in DEVICE_BACKENDS else "max_episode_steps": steps}
+    return {"episode_length" if backend == "brax" else "max_episode_steps": steps}
 
 
 def _import_probes(env_id: str) -> Any:

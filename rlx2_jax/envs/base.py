@@ -24,13 +24,21 @@ RAISED = BaseException
 
 
 class EnvSpec(NamedTuple):
-    """Sizes of a task, its time limit (`None`: episodes are never cut) and its action bounds."""
+    """Sizes and bounds of a task.
+
+    Attributes:
+      obs_dim: size of observations.
+      action_dim: size of actions.
+      max_episode_steps: time limit; None: episodes are never cut.
+      action_low: the task's own lower bounds of actions; None: -1 of each component.
+      action_high: the upper bounds; None: 1 of each component.
+    """
 
     obs_dim: int
     action_dim: int
     max_episode_steps: int | None
-    action_low: tuple[float, ...] | None = None  # None: -1 of each component
-    action_high: tuple[float, ...] | None = None  # None: 1 of each component
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
 
 
 class HostEnvs(Protocol):

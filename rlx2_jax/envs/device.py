@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,19 @@ from rlx2_jax.types import TimeStep
 
 
 class EnvState(NamedTuple):
-    """One environment's state: a pytree of plain arrays that can be saved as it is."""
+    """One environment's state: a pytree of plain arrays that can be saved as it is.
 
-    task: Any  # the task's own state
-    obs: jax.Array  # f32[obs]: the observation to act on
-    key: jax.Array  # u32[2]: the raw key from which later episodes start
-    elapsed: jax.Array  # i32[]: steps taken in this episode
+    Attributes:
+      task: the task's own state.
+      obs: the observation to act on: f32[obs].
+      key: the raw key from which later episodes start: u32[2].
+      elapsed: steps taken in this episode: i32[].
+    """
+
+    task: Any
+    obs: jax.Array
+    key: jax.Array
+    elapsed: jax.Array
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,28 @@ class DeviceEnv:
     step: Callable[[EnvState, jax.Array], tuple[EnvState, TimeStep[jax.Array]]]
 
 
+class Environment(Protocol):
+    """A task of your own: pure functions of one environment, without restarts or a time limit."""
+
+    @property
+    def action_dim(self) -> int:
+        """Actions are f32[action_dim] in [-1, 1]."""
+        ...
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Episodes are cut after so many steps."""
+        ...
+
+    def reset(self, key: jax.Array, /) -> tuple[Any, jax.Array]:
+        """The state and the observation f32[obs] that an episode begins with."""
+        ...
+
+    def step(self, state: Any, action: jax.Array, /) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
+        """The next state, observation f32[obs], reward f32[] and terminated bool[]."""
+        ...
+
+
 def standing_still(spec: EnvSpec) -> DeviceEnv:
     """An environment in which nothing happens, for training without environment steps."""
     obs = jnp.zeros(spec.obs_dim)
@@ -47,6 +76,23 @@ def standing_still(spec: EnvSpec) -> DeviceEnv:
     return DeviceEnv(
         spec, lambda key: state, lambda state, action: (state, TimeStep(obs, obs, obs[0], no, no))
     )
+
+
+def device_env(env: Environment | DeviceEnv) -> DeviceEnv:
+    """An environment with time limit and restarts; a `DeviceEnv` passes through."""
+    if isinstance(env, DeviceEnv):
+        return env
+    missing = [n for n in ("reset", "step", "action_dim") if not hasattr(env, n)]
+    if missing:
+        raise TypeError(
+            f"{type(env).__name__} has no {', '.join(missing)}: an environment has reset(key) -> "
+            f"(state, obs), step(state, action) -> (state, obs, reward, terminated) and action_dim"
+        )
+    _, obs = jax.eval_shape(env.reset, jax.random.key_data(jax.random.key(0)))
+    if obs.ndim != 1:
+        raise ValueError(f"observations have shape {obs.shape}: flatten them to one axis")
+    limit = getattr(env, "max_episode_steps", None)
+    return from_functions(env.reset, env.step, EnvSpec(obs.shape[0], int(env.action_dim), limit))
 
 
 def from_functions(

@@ -79,7 +79,7 @@ class EnvPoolEnvs:
             seen, gained, done, cut, _ = self._pool.step(self._boxes.scale(actions)[rows], rows)
         except Exception as error:
             raise EnvironmentFailure(self._id, None, error) from error
-        next_obs[rows] = seen.reshape(len(rows), -1)
+        self._boxes.layout.write_rows(seen, next_obs, rows)
         self._steps[rows] += 1
         self._elapsed[rows] += 1
         reward[rows] = gained
@@ -124,5 +124,5 @@ class EnvPoolEnvs:
             seen, _ = self._pool.reset(rows)
         except Exception as error:
             raise EnvironmentFailure(self._id, None, error) from error
-        obs[rows] = seen.reshape(len(rows), -1)
+        self._boxes.layout.write_rows(seen, obs, rows)
         self._elapsed[rows] = 0

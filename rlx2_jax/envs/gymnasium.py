@@ -6,14 +6,14 @@ leaves a task without wrappers and makes it cheap to step and possible to save.
 """
 
 import dataclasses
-import importlib
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from rlx2_jax.envs import snapshot
 from rlx2_jax.envs.base import (
@@ -21,12 +21,12 @@ from rlx2_jax.envs.base import (
     EnvironmentFailure,
     check_interrupted,
     check_seeds,
-    describe,
     freeze,
     fresh_seeds,
     quiet_mujoco,
     unknown_id,
 )
+from rlx2_jax.envs.entry_point import import_module
 from rlx2_jax.envs.spaces import Boxes, check_limit
 from rlx2_jax.types import TimeStep
 
@@ -40,7 +40,7 @@ class GymnasiumEnvs:
 
     def __init__(self, env_id: str, num_envs: int, **options: Any):
         """Makes the tasks; `options` go to `gymnasium.make`."""
-        task = _find(env_id)
+        task = find(env_id)
         limit = options.pop("max_episode_steps", task.max_episode_steps)
         limit = check_limit("max_episode_steps", limit)
         # Wrappers cost time and hide state. The limit is kept by `step`.
@@ -74,7 +74,7 @@ class GymnasiumEnvs:
         elapsed, limit = self._elapsed, self._limit
         actions = self._boxes.scale(actions)
         next_obs = self._obs.copy()
-        rows = next_obs.reshape(self.num_envs, *self._boxes.obs_shape)
+        write = self._boxes.layout.write
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         ended: list[int] = []
@@ -85,7 +85,8 @@ class GymnasiumEnvs:
             try:
                 seen, gained, done, cut, _ = env.step(actions[i])
                 with np.errstate(over="ignore"):  # beyond float32: infinite
-                    reward[i], rows[i] = _number(gained), self._boxes.check_shape(seen)
+                    reward[i] = _number(gained)
+                    write(seen, next_obs[i])
                 done, cut = bool(done), bool(cut)
             except RAISED as error:
                 check_interrupted(error)
@@ -141,7 +142,7 @@ class GymnasiumEnvs:
         for env in self.envs:
             try:
                 env.close()
-            except RAISED as error:  # nothing is lost any more
+            except RAISED as error:  # there is nothing left to lose
                 check_interrupted(error)
 
     def _begin_all(self, seeds: Sequence[int]) -> np.ndarray:
@@ -159,12 +160,11 @@ class GymnasiumEnvs:
 
         Returns the exceptions, by environment.
         """
-        rows = obs.reshape(self.num_envs, *self._boxes.obs_shape)
         failed: dict[int, BaseException] = {}
         for i in which:
             try:
                 seen, _ = self.envs[i].reset(seed=None if seeds is None else seeds[i])
-                rows[i] = self._boxes.check_shape(seen)
+                self._boxes.layout.write(seen, obs[i])
             except RAISED as error:
                 check_interrupted(error)
                 failed[i] = error
@@ -192,18 +192,17 @@ def _number(reward: Any) -> float:
     return float(reward)
 
 
-def _find(env_id: str) -> Any:
-    """The specification registered under `env_id` ("module:id" imports the module first)."""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except RAISED as error:  # the module's own, too
-            check_interrupted(error)
-            problem = describe(error)
-            raise ImportError(f"{env_id!r}: importing {module!r} failed, {problem}") from error
+def find(env_id: str) -> Any:
+    """The specification registered under `env_id` ("module:id" imports the module first), or one
+    of the class or function that "module:Class" names; its `max_episode_steps` is the time limit.
+    """
+    module, name = import_module(env_id), env_id.rpartition(":")[2]
     # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.
     offered = {k for k in gymnasium.registry if not _mujoco_v5(k) or k[-1] not in "23"}
+    found: Any = getattr(module, name, None)
+    if name not in offered and callable(found):
+        limit = getattr(found, "max_episode_steps", None)
+        return EnvSpec(name, entry_point=cast(Any, found), max_episode_steps=limit)
     if name not in offered:
         advice = " Use --env_backend=envpool for -v3 MuJoCo tasks." if _mujoco_v5(name) else ""
         raise unknown_id(name, offered, "Gymnasium", advice)

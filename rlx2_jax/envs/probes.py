@@ -55,7 +55,7 @@ PROBES = {
 
 
 class ProbeEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A probe as a Gymnasium task (its limit is kept by whoever makes it)."""
+    """A probe as a Gymnasium task (the caller adds its time limit)."""
 
     def __init__(self, probe: Probe):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)

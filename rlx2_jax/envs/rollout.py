@@ -15,12 +15,19 @@ LONGEST = 100_000  # steps of an episode where the environment has no time limit
 
 
 class Moment(NamedTuple):
-    """One step of E host environments, each in its only episode."""
+    """One step of E host environments, each in its only episode.
 
-    obs: np.ndarray  # f32[E, obs]: acted on
-    action: np.ndarray  # [E, act]
-    after: TimeStep[np.ndarray]  # [E, ...]
-    active: np.ndarray  # bool[E]: the episode had not ended before; other rows mean nothing
+    Attributes:
+      obs: observations acted on: f32[E, obs].
+      action: actions: [E, act].
+      after: what the environments returned: [E, ...].
+      active: the episode had not ended before; other rows mean nothing: bool[E].
+    """
+
+    obs: np.ndarray
+    action: np.ndarray
+    after: TimeStep[np.ndarray]
+    active: np.ndarray
 
 
 def host_episodes(
@@ -52,12 +59,19 @@ def host_episodes(
 
 
 class Episode(NamedTuple):
-    """One episode on the device, in arrays over its time limit T; 0 and False after its end."""
+    """One episode on the device, in arrays over its time limit T; 0 and False after its end.
 
-    reward: jax.Array  # f32[T]
-    active: jax.Array  # bool[T]: the step belongs to the episode
-    cut: jax.Array  # bool[T]: it was truncated at this step and did not terminate
-    extra: Any  # what `act` returned besides the action, also after the end
+    Attributes:
+      reward: rewards: f32[T].
+      active: the step belongs to the episode: bool[T].
+      cut: it was truncated at this step and did not terminate: bool[T].
+      extra: what `act` returned besides the action, also after the end.
+    """
+
+    reward: jax.Array
+    active: jax.Array
+    cut: jax.Array
+    extra: Any
 
 
 def device_episode(

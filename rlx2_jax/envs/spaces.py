@@ -7,28 +7,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx2_jax.envs.base import EnvSpec
+from rlx2_jax.envs.observations import Layout
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
 
 class Boxes:
-    """The observation and action boxes of a task that suits continuous control.
+    """The observations and actions of a task that suits continuous control.
 
-    Observations of any numeric dtype are read as float32 (images too; they are not rescaled).
-    Actions keep the task's float dtype. Single action components may have low == high.
+    Observations of any numeric dtype are read as float32 (images too; they are not rescaled), and
+    dictionaries and tuples of arrays as one vector. Actions keep the task's float dtype. Single
+    action components may have low == high.
 
     Attributes:
-      obs_shape, obs_dim, action_dim: sizes; boxes of any shape count as vectors.
+      layout: where each array of an observation is in the vector.
+      obs_dim, action_dim: sizes; boxes of any shape count as vectors.
       action_low, action_high: the bounds of each action component.
     """
 
     def __init__(self, env_id: str, observation: "Space[Any]", action: "Space[Any]"):
-        _check_observations(env_id, observation)
+        self.layout = Layout(env_id, observation)
+        check_sizes(env_id, self.layout.size, 1)
         _check_actions(env_id, action)
         box: Any = action
-        self.obs_shape: tuple[int, ...] = observation.shape or ()
-        self.obs_dim = math.prod(self.obs_shape)
+        self.obs_dim = self.layout.size
         self.action_dim = math.prod(box.shape)
         self.action_low = tuple(float(x) for x in box.low.ravel())
         self.action_high = tuple(float(x) for x in box.high.ravel())
@@ -55,15 +58,6 @@ class Boxes:
         actions = self._centre + self._half * actions
         return actions if self._clip is None else np.clip(actions, *self._clip)
 
-    def check_shape(self, obs: Any) -> Any:
-        """`obs`, or an error if its shape is not the space's (NumPy would broadcast it)."""
-        if np.shape(obs) != self.obs_shape:
-            raise ValueError(
-                f"the observation has shape {np.shape(obs)}, its space has {self.obs_shape}: "
-                "make the task return what its observation_space says"
-            )
-        return obs
-
 
 def check_limit(name: str, limit: Any) -> int | None:
     """A time limit in steps; None for none."""
@@ -81,22 +75,6 @@ def check_sizes(env_id: str, obs_dim: int, action_dim: int) -> None:
             raise ValueError(
                 f"{env_id} has an {what} of size 0: networks need at least 1, choose another task"
             )
-
-
-def _check_observations(env_id: str, space: "Space[Any]") -> None:
-    from gymnasium.spaces import Box
-
-    if not isinstance(space, Box):
-        raise ValueError(
-            f"{env_id} has observation space {space}; one array (Box) is needed: "
-            "wrap it with gymnasium.wrappers.FlattenObservation and register that as an id"
-        )
-    if space.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{env_id} has observations of dtype {space.dtype}; they must be real numbers: "
-            "wrap it with gymnasium.wrappers.TransformObservation and register that as an id"
-        )
-    check_sizes(env_id, math.prod(space.shape), 1)
 
 
 def _check_actions(env_id: str, space: "Space[Any]") -> None:

@@ -16,7 +16,7 @@ from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.files import Damaged
 from rlx2_jax.networks import convert, forms
 from rlx2_jax.training import lane as lanes_
-from rlx2_jax.training import plan, weights
+from rlx2_jax.training import parts, plan, weights
 from rlx2_jax.training.checkpoint import Checkpoints, take
 from rlx2_jax.training.run import CHECKPOINTS, Run, RunError
 from rlx2_jax.training.run import read_run as read_run
@@ -36,15 +36,17 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
     """The newest actor of a lane that can be read; nothing is changed in the directory."""
     if not 0 <= lane < len(run.lanes):
         raise RunError(f"lane {lane}: the run has lanes 0 to {len(run.lanes) - 1}")
-    directory = Path(directory)
+    run, directory, lane = parts.holding(run, Path(directory), lane)
     store, problem = Checkpoints(directory / CHECKPOINTS), ""
     for position in reversed(store.positions()):
         try:
             meta, arrays = store.read_arrays(position)
             first = meta["chunk"] * run.chunk
             if lane < first:  # its chunk is finished
-                found = weights.load(directory / "final" / f"lane-{lane}.npz")["actor"]
-                return Actor(found.weights, found.mask, run.config.steps, found.stats)
+                network = weights.load(directory / "final" / f"lane-{run.first + lane}.npz")[
+                    "actor"
+                ]
+                return Actor(network.weights, network.mask, run.config.steps, network.stats)
             if lane - first < sum(map(len, meta["lanes"])):
                 return _from_checkpoint(run, meta, arrays, lane - first)
         except (Damaged, KeyError, TypeError) as error:
@@ -101,7 +103,8 @@ def _from_checkpoint(
     row, lane = meta["lanes"][group].index(index), lanes[index]
     seed = int(arrays[f"{group}.state.seed"][row])
     if seed != lane.seed:
-        raise RunError(f"a checkpoint holds seed {seed} where lane {first + index} should be")
+        number = run.first + first + index
+        raise RunError(f"a checkpoint holds seed {seed} where lane {number} should be")
     like = jax.eval_shape(lambda: lanes_.init_agent(configs[index], lane, jnp.int32(0)).actor)
     saved = take(arrays, group, {"state": {"agent": {"actor": like}}})["state"]["agent"]["actor"]
     network = jax.tree.map(lambda x: np.asarray(x[row]), saved)

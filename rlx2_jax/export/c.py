@@ -1,4 +1,4 @@
-"""A policy as one C99 file: constant arrays and one function, nothing else.
+"""A policy as one C99 file: constant arrays and one function.
 
 No allocation, no state, no library: the only header is <stdint.h>, which freestanding compilers
 have too. tanh is computed in the file itself, to 2e-7 of the true value over all floats (measured;

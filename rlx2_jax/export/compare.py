@@ -21,12 +21,19 @@ TOLERANCE = 0.03  # of the mean return
 
 
 class Difference(NamedTuple):
-    """Return of the other policy less that of the first, over paired episodes."""
+    """Return of the other policy less that of the first, over paired episodes.
 
-    first: float  # mean return
+    Attributes:
+      first, other: mean return of each.
+      mean: of the differences.
+      half_width: of its 95% interval.
+      episodes: how many pairs.
+    """
+
+    first: float
     other: float
-    mean: float  # of the differences
-    half_width: float  # of its 95% interval
+    mean: float
+    half_width: float
     episodes: int
 
     @property
@@ -73,8 +80,8 @@ def device_episodes(run: Run | Task, policy: SparsePolicy, seed: int, episodes: 
     act = function(policy)
 
     def episode(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = device_episode(env, lambda obs: (act(obs[None])[0], None), key)
-        return jnp.sum(found.reward), jnp.sum(found.active)
+        played = device_episode(env, lambda obs: (act(obs[None])[0], None), key)
+        return jnp.sum(played.reward), jnp.sum(played.active)
 
     keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
     returns, lengths = jax.jit(jax.vmap(episode))(keys)

@@ -15,7 +15,7 @@ STRICT = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
 def compiler() -> str | None:
     """The C compiler: $CC, or the first of cc, gcc and clang that there is."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def build(sources: Sequence[Path], library: Path, flags: Sequence[str] = STRICT) -> Path:

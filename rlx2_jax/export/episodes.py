@@ -13,10 +13,15 @@ _AT_ONCE = 32  # environments
 
 
 class Episodes(NamedTuple):
-    """One entry per seed."""
+    """Episodes of a policy, one per seed.
 
-    returns: np.ndarray  # f64[episodes]
-    lengths: np.ndarray  # i64[episodes]
+    Attributes:
+      returns: f64[episodes].
+      lengths: i64[episodes].
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
 
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation (0 of one episode) and extremes of the return; mean length."""

@@ -45,11 +45,17 @@ _EVALUATION = ("episodes", "first_seed", "mean", "sd", "min", "max", "mean_lengt
 
 
 class Published(NamedTuple):
-    """A folder that has been read and checked."""
+    """A folder that has been read and checked.
+
+    Attributes:
+      folder: where it is.
+      about: the contents of policy.json.
+      policy: the policy of policy.npz.
+    """
 
     folder: Path
-    about: dict[str, Any]  # policy.json
-    policy: SparsePolicy  # policy.npz
+    about: dict[str, Any]
+    policy: SparsePolicy
 
     def make_envs(self, count: int) -> envs.HostEnvs:
         """Environments of its task.
@@ -93,11 +99,11 @@ def write(
         bundle = Bundle(form, NAME, out)
         for format_ in formats:
             bundle.write(format_, wanted)
-    found = {}
+    sizes = {}
     for format_ in RUNTIMES:
         data = (out / f"{NAME}.{format_}").read_bytes()
-        found[f"{NAME}.{format_}"] = {"bytes": len(data), "sha256": files.digest(data)}
-    return found
+        sizes[f"{NAME}.{format_}"] = {"bytes": len(data), "sha256": files.digest(data)}
+    return sizes
 
 
 def read(folder: Path, *, allow_imports: bool = False) -> Published:

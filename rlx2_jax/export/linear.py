@@ -11,13 +11,21 @@ from rlx2_jax.export.op import Op, check_array
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(Op):
-    """y = W x + b. Links of output r: rowptr[r] .. rowptr[r + 1] - 1, from inputs `cols`."""
+    """y = W x + b. Links of output r: rowptr[r] .. rowptr[r + 1] - 1, from inputs `cols`.
+
+    Attributes:
+      inputs: size of x.
+      rowptr: from 0 to the number of links: i32[out + 1].
+      cols: the input of each link, ascending within a row: i32[links].
+      values: the weight of each link: f32[links].
+      bias: b: f32[out].
+    """
 
     inputs: int
-    rowptr: np.ndarray  # i32[out + 1], from 0 to the number of links
-    cols: np.ndarray  # i32[links], ascending within a row
-    values: np.ndarray  # f32[links]
-    bias: np.ndarray  # f32[out]
+    rowptr: np.ndarray
+    cols: np.ndarray
+    values: np.ndarray
+    bias: np.ndarray
     name = "linear"
 
     @classmethod

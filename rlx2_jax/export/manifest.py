@@ -28,14 +28,14 @@ def write(directory: Path, files: dict[str, dict[str, Any]], about: dict[str, An
 def read(directory: Path) -> dict[str, Any]:
     """The manifest of a directory."""
     try:
-        found = json.loads((directory / NAME).read_text())
-        if not all(isinstance(entry["sha256"], str) for entry in found["files"].values()):
+        manifest = json.loads((directory / NAME).read_text())
+        if not all(isinstance(entry["sha256"], str) for entry in manifest["files"].values()):
             raise TypeError("a checksum is not a text")
     except OSError as error:
         raise PolicyFileError(f"{directory / NAME} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PolicyFileError(f"{directory / NAME} is damaged: {error}") from error
-    return found
+    return manifest
 
 
 def checked(path: Path) -> bytes:

@@ -88,11 +88,11 @@ def load(path: Path) -> SparsePolicy:
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> bytes:
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        found.update(arrays[name].tobytes())
-    return found.digest()
+        hashed.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        hashed.update(arrays[name].tobytes())
+    return hashed.digest()
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -23,6 +23,8 @@ EPSILONS = (1e-12, 1.0)  # of layer_norm: float32 can take the square root of bo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Relu(Op):
+    """x = max(x, 0)."""
+
     name = "relu"
 
     def run(self, x: np.ndarray, saved: list[np.ndarray]) -> np.ndarray:
@@ -31,8 +33,15 @@ class Relu(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Normalize(Op):
-    mean: np.ndarray  # f32[n]
-    scale: np.ndarray  # f32[n], not negative: the inverse of a standard deviation
+    """x = (x - mean) * scale.
+
+    Attributes:
+      mean: f32[n].
+      scale: not negative, the inverse of a standard deviation: f32[n].
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
     name = "normalize"
 
     @property
@@ -51,9 +60,17 @@ class Normalize(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerNorm(Op):
-    scale: np.ndarray  # f32[n]
-    bias: np.ndarray  # f32[n]
-    epsilon: np.ndarray  # f32[], within EPSILONS
+    """x = (x - E x) / √(Var x + ε) * scale + bias.
+
+    Attributes:
+      scale: f32[n].
+      bias: f32[n].
+      epsilon: ε, within `EPSILONS`: f32[].
+    """
+
+    scale: np.ndarray
+    bias: np.ndarray
+    epsilon: np.ndarray
     name = "layer_norm"
 
     @property
@@ -74,6 +91,8 @@ class LayerNorm(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Save(Op):
+    """Pushes x, the beginning of a residual connection."""
+
     name = "save"
 
     def outputs(self, inputs: int, saved: list[int]) -> int:
@@ -87,6 +106,8 @@ class Save(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AddSaved(Op):
+    """x = x + pop, the end of a residual connection."""
+
     name = "add_saved"
 
     def outputs(self, inputs: int, saved: list[int]) -> int:

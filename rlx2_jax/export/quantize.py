@@ -24,7 +24,7 @@ class Quantized(NamedTuple):
 
 def quantize(policy: SparsePolicy) -> tuple[Quantized, ...]:
     """Round to nearest, layer by layer: |w - scale q| <= scale / 2 = max |row| / 254."""
-    found = []
+    quantized = []
     for layer in policy.layers:
         largest = np.zeros(layer.units)
         np.maximum.at(largest, layer.rows, np.abs(layer.values.astype(np.float64)))
@@ -32,8 +32,8 @@ def quantize(policy: SparsePolicy) -> tuple[Quantized, ...]:
         # A row of values that are too small for a scale in float32 is 0.
         steps = np.where(scales > 0, scales, np.inf).astype(np.float64)[layer.rows]
         values = np.clip(np.rint(layer.values / steps), -127, 127).astype(np.int8)
-        found.append(Quantized(values, scales))
-    return tuple(found)
+        quantized.append(Quantized(values, scales))
+    return tuple(quantized)
 
 
 def dequantized(policy: SparsePolicy) -> SparsePolicy:

@@ -19,7 +19,7 @@ _CSR = "cpu_csr_sparse_dense_ffi"
 
 @functools.cache
 def has_csr() -> bool:
-    """Whether jaxlib's private CSR product is there and gives what we expect of it."""
+    """Whether jaxlib's private CSR product exists and computes the expected product."""
     ptr, idx = jnp.array([0, 1, 1, 2], jnp.int32), jnp.array([1, 0, 0], jnp.int32)
     rhs = jnp.array([[1.0, 2.0], [3.0, 4.0]], jnp.float32)
     try:
@@ -40,8 +40,8 @@ def _row_of(ptr: Array, nnz: int) -> Array:
     """Row of each link; padding gets the number of rows, which scatters and gathers drop."""
     links = jnp.arange(nnz, dtype=jnp.int32)
     # Unrolled: a loop inside the training loop would be a round trip to the host on a GPU.
-    found = jnp.searchsorted(ptr, links, side="right", method="scan_unrolled")
-    return found.astype(jnp.int32) - 1
+    after = jnp.searchsorted(ptr, links, side="right", method="scan_unrolled")
+    return after.astype(jnp.int32) - 1
 
 
 def _dense_product(values: Array, ptr: Array, idx: Array, rhs: Array) -> Array:

@@ -8,9 +8,11 @@ zero in a whole block of columns, common under a mask, are skipped. The gradient
 plain XLA. Works under jit, vmap (lanes), grad and scan; other platforms use plain XLA.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from rlx2_jax.kernels import native
+from rlx2_jax.kernels.precision import product
 from rlx2_jax.types import Array, Params
 
 # Below so many rows or multiply-adds a call costs more than it saves.
@@ -33,17 +36,19 @@ def layers(params: Params) -> Layers:
     return tuple((params[name]["kernel"], params[name]["bias"]) for name in names)
 
 
-def mlp(params: Params, x: Array, *, first: int | None = None) -> Array:
+def mlp(params: Params, x: Array, *, first: int | None = None, precision: str = "float32") -> Array:
     """Outputs of several networks for `x: [batch, in]`: `[nets, batch, out]`.
 
     Args:
       params: layers whose arrays have a leading axis of networks.
       first: evaluate only so many of them; default all. Not differentiable by `params` then.
+      precision: of products, see `precision.product`; the kernels have float32 only.
     """
     net = layers(params)
     nets = first or net[0][0].shape[0]
-    if not _pays(net, x):
-        return jnp.stack([_plain_forward(member(net, i), x)[0] for i in range(nets)])
+    if precision != "float32" or not _pays(net, x):
+        plain = [_plain_forward(member(net, i), x, precision)[0] for i in range(nets)]
+        return jnp.stack(plain)
     return _mlp(nets, net, x)
 
 
@@ -52,8 +57,24 @@ def member(net: Layers, i: int) -> Layers:
     return tuple((kernel[i], bias[i]) for kernel, bias in net)
 
 
+@contextlib.contextmanager
+def plain_xla() -> Iterator[None]:
+    """What is traced inside uses plain XLA, which has derivatives of every order; the kernels have
+    first derivatives only."""
+    token = _plain_only.set(True)
+    try:
+        yield
+    finally:
+        _plain_only.reset(token)
+
+
+_plain_only = contextvars.ContextVar("plain_only", default=False)
+
+
 def _pays(net: Layers, x: Array) -> bool:
     """Whether the kernels are available and faster; decided while tracing."""
+    if _plain_only.get():
+        return False
     work = x.shape[0] * sum(kernel.size // kernel.shape[0] for kernel, _ in net)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((net, x))}
     return (
@@ -64,11 +85,11 @@ def _pays(net: Layers, x: Array) -> bool:
     )
 
 
-def _plain_forward(net: Layers, x: Array) -> tuple[Array, list[Array]]:
+def _plain_forward(net: Layers, x: Array, precision: str = "float32") -> tuple[Array, list[Array]]:
     """The output of one network and the activations of its hidden layers, in plain XLA."""
     hidden = []
     for i, (kernel, bias) in enumerate(net):
-        x = x @ kernel
+        x = product(x, kernel, precision)
         x = x + jnp.broadcast_to(bias, x.shape)
         if i + 1 < len(net):
             x = jax.nn.relu(x)

@@ -84,10 +84,10 @@ class Spec:
     @property
     def leaves(self) -> dict[str, Shape]:
         """Shapes of all arrays of the masked form by name, in the order of `jax.tree.leaves`."""
-        found = dict(self.others)
+        leaves = dict(self.others)
         for name, (n_in, n_out) in zip(self.names, self.shapes):
-            found |= {f"{name}/bias": (n_out,), f"{name}/kernel": (n_in, n_out)}
-        return {name: found[name] for name in sorted(found, key=lambda name: name.split("/"))}
+            leaves |= {f"{name}/bias": (n_out,), f"{name}/kernel": (n_in, n_out)}
+        return {name: leaves[name] for name in sorted(leaves, key=lambda name: name.split("/"))}
 
     def layer(self, i: int) -> "Spec":
         """One layer as a network of its own."""
@@ -116,13 +116,21 @@ class Index:
 
     Links of output r of layer l: rowptr[r] .. rowptr[r + 1] - 1, from inputs `cols`. Links of
     input c: colptr[c] .. colptr[c + 1] - 1, to outputs `rows`, with values at `perm`.
+
+    Attributes:
+      rowptr: where each output's links begin: i32[Σ (out + 1)].
+      cols: the input of each link, by output: i32[Σ nnz].
+      colptr: where each input's links begin: i32[Σ (in + 1)].
+      rows: the output of each link, by input: i32[Σ nnz].
+      perm: where the value of each of these is: i32[Σ nnz].
+      spec: static shape.
     """
 
-    rowptr: Array  # Σ (out + 1)
-    cols: Array  # Σ nnz
-    colptr: Array  # Σ (in + 1)
-    rows: Array  # Σ nnz
-    perm: Array  # Σ nnz
+    rowptr: Array
+    cols: Array
+    colptr: Array
+    rows: Array
+    perm: Array
     spec: Spec
 
     def layer(self, field: str, layer: int) -> Array:
@@ -167,12 +175,12 @@ def natural(name: str) -> list[int | str]:
 
 def flatten(tree: Tree) -> dict[str, Any]:
     """The leaves of nested dicts by name, keys joined by "/"."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(str(key.key) for key in path): leaf for path, leaf in found}
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dicts that `flatten` took apart."""
+    """The nested dicts that `flatten` flattened."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *path, last = name.split("/")
@@ -349,7 +357,7 @@ def _validate_layer(part: dict[str, np.ndarray], shape: tuple[int, int], where: 
     by_row = row.astype(np.int64) * n_in + part["cols"][:live]
     by_col = col.astype(np.int64) * n_out + part["rows"][:live]
     if (np.diff(by_row) <= 0).any() or (np.diff(by_col) <= 0).any():
-        raise ValueError(f"{where}: links are not sorted, or one is there twice")
+        raise ValueError(f"{where}: links are not sorted, or one is a duplicate")
     perm = part["perm"][:live]
     if not np.array_equal(np.sort(part["perm"]), np.arange(nnz)) or not (
         np.array_equal(row[perm] if live else perm, part["rows"][:live])

@@ -127,7 +127,21 @@ void ForBlocks(int64_t begin, int64_t end, F f) {
   for (; c < end; ++c) f(c, Width<1>());
 }
 
-// Between a caller's [features, batch] or [batch, features] and one block.
+// Between a caller's [features, batch] or [batch, features] and one block. The transpose goes by
+// tiles of a cache line of features, so that every line is read and written while it is close.
+template <typename T, int W, typename F>
+void Tiles(int64_t features, F copy) {
+  constexpr int64_t kTile = 64 / sizeof(T);
+  int64_t f = 0;
+  for (; f + kTile <= features; f += kTile) {
+    for (int w = 0; w < W; ++w) {
+      for (int64_t i = f; i < f + kTile; ++i) copy(i, w);
+    }
+  }
+  for (int w = 0; w < W; ++w) {
+    for (int64_t i = f; i < features; ++i) copy(i, w);
+  }
+}
 template <typename T, int W>
 void PackBlock(const T* from, const Spec& s, int64_t features, int64_t c, T* to) {
   if (s.feature_major) {
@@ -135,9 +149,7 @@ void PackBlock(const T* from, const Spec& s, int64_t features, int64_t c, T* to)
       for (int w = 0; w < W; ++w) to[f * W + w] = from[f * s.batch + c + w];
     }
   } else {
-    for (int w = 0; w < W; ++w) {
-      for (int64_t f = 0; f < features; ++f) to[f * W + w] = from[(c + w) * features + f];
-    }
+    Tiles<T, W>(features, [&](int64_t f, int w) { to[f * W + w] = from[(c + w) * features + f]; });
   }
 }
 template <typename T, int W>
@@ -147,9 +159,7 @@ void UnpackBlock(const T* from, const Spec& s, int64_t features, int64_t c, T* t
       for (int w = 0; w < W; ++w) to[f * s.batch + c + w] = from[f * W + w];
     }
   } else {
-    for (int w = 0; w < W; ++w) {
-      for (int64_t f = 0; f < features; ++f) to[(c + w) * features + f] = from[f * W + w];
-    }
+    Tiles<T, W>(features, [&](int64_t f, int w) { to[(c + w) * features + f] = from[f * W + w]; });
   }
 }
 

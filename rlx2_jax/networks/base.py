@@ -1,4 +1,4 @@
-"""Architectures: Flax modules that are applied, and what the rest of the package asks of them.
+"""Architectures: applied Flax modules, and the interface that the rest of the package uses.
 
 An architecture is one class in one file. It uses `Linear` for every layer that becomes sparse;
 everything else it trains (LayerNorm) stays dense. `architectures.ARCHITECTURES` lists them all.
@@ -20,16 +20,27 @@ Layers = tuple[tuple[str, tuple[int, int]], ...]  # (path in the parameters, (in
 
 
 class Sizes(NamedTuple):
-    """What a configuration asks of one network."""
+    """What a configuration asks of one network.
+
+    Attributes:
+      inputs: size of the input.
+      outputs: size of the output.
+      observations: how many of the leading inputs are the observation.
+      hidden, width, blocks: those that are in `Architecture.defaults`; the others are None.
+      scheme: how weights begin, see `Linear`.
+      dtype: of the parameters.
+      precision: of matrix products.
+    """
 
     inputs: int
     outputs: int
-    observations: int  # the leading inputs that are the observation
-    hidden: tuple[int, ...] | None  # of these three those that are in `Architecture.defaults`
+    observations: int
+    hidden: tuple[int, ...] | None
     width: int | None
     blocks: int | None
-    scheme: str  # how weights begin, see `MLP`
+    scheme: str
     dtype: str
+    precision: str = "float32"
 
 
 class Architecture(nn.Module):
@@ -37,9 +48,12 @@ class Architecture(nn.Module):
 
     Attributes:
       defaults: the settings that size it (`hidden`, `width`, `blocks`), with their defaults.
-      chain: whether it is layers `Dense_0`, `Dense_1`, ... with ReLU between them, nothing else.
+      chain: whether it is layers `Dense_0`, `Dense_1`, ... with ReLU between them and nothing else.
         The fused kernels then compute it in one call.
       narrows: whether it has narrower versions, for the Tiny baseline.
+
+    A module with a field `precision` gives it to its `Linear` layers. One without computes in
+    float32 only.
 
     A module with running statistics keeps them in the collection `stats` and has a method
     `observe(obs)` that updates them. One with randomness (dropout) draws from the stream
@@ -161,19 +175,19 @@ def spec(module: Any, inputs: int, links: tuple[int, ...]) -> layout.Spec:
 def _variables(module: Any, inputs: int, dtype: str = "float32") -> Any:
     """Shapes of all variables of a module."""
     start = lambda: module.init(jax.random.key(0), jnp.zeros((1, inputs), dtype))  # noqa: E731
-    found = jax.eval_shape(start)
-    if unknown := set(found) - {"params", STATS}:
+    variables = jax.eval_shape(start)
+    if unknown := set(variables) - {"params", STATS}:
         raise ValueError(
             f"{type(module).__name__} has variable collections {sorted(unknown)}: keep running "
             f"statistics in {STATS!r}"
         )
-    return found
+    return variables
 
 
 @functools.lru_cache(maxsize=256)
 def _layers(module: Any, inputs: int) -> Layers:
     leaves = layout.flatten(_variables(module, inputs)["params"])
-    found = []
+    layers = []
     for path, leaf in leaves.items():
         name, _, last = path.rpartition("/")
         if len(leaf.shape) >= 2:
@@ -182,5 +196,5 @@ def _layers(module: Any, inputs: int) -> Layers:
                     f"{type(module).__name__}: {path} of shape {leaf.shape} is not the kernel of a "
                     f"Linear layer: use networks.Linear for matrices"
                 )
-            found.append((name, leaf.shape))
-    return tuple(sorted(found, key=lambda layer: layout.natural(layer[0])))
+            layers.append((name, leaf.shape))
+    return tuple(sorted(layers, key=lambda layer: layout.natural(layer[0])))

@@ -23,6 +23,7 @@ from rlx2_jax.kernels import adam, compact_mlp, layout
 from rlx2_jax.networks import base
 from rlx2_jax.networks.linear import CompactKernel
 from rlx2_jax.sparse import compact_topology, rules
+from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
 
@@ -62,7 +63,7 @@ class Bound:
         return self._apply(flat, index, probes, key, x)
 
     def each(self, x: Array) -> Array:
-        """The output of an ensemble whose members have an input of their own each."""
+        """The output of an ensemble on one input, which each member gets as a separate copy."""
         return self._members(jnp.stack([x] * (self.members or 1)), 0)
 
     def seeded(self, key: Array) -> "Bound":
@@ -148,7 +149,7 @@ def _dense(flat: Array, index: layout.Index, members: int | None) -> tuple[Param
 
 
 def optimizer_masks(network: Network) -> Masks:
-    """What the optimizer step must zero: nothing, all parameters are live."""
+    """Masks for the optimizer step: none, all parameters are live."""
     del network
 
 
@@ -183,6 +184,7 @@ def evolve(
     rows: int = 0,
     scores: Params | None = None,
     leak: Params | None = None,
+    topology: Topology,
     grow: Sequence[str],
     drop: Sequence[str],
     moments: str,
@@ -198,13 +200,15 @@ def evolve(
       differentiated: the network at which `grads` is the gradient of `loss`.
       others: as in `optimize.learn`; those that concern dead links must have their defaults.
     """
+    if topology != RIGL:
+        raise ValueError(f"the compact form drops and grows in place, it has no {topology}")
     if leak is not None or scores is not None or moments != "zero" or not remask_target:
         raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
     assert loss is not None and differentiated is not None
     guarded, finite = adam.guard(grads)
     factors = _growth_factors(differentiated, loss, rows, finite)
     index: layout.Index = network.masks
-    spec, fraction = index.spec, schedule.fraction(count)
+    spec, fraction = index.spec, topology.fraction(schedule, count)
     leaves = spec.leaves
     uniform = rules.member_uniform(
         list(leaves.values()), network.members or 1, network.params.dtype
@@ -255,12 +259,12 @@ def _growth_factors(
         probes = jax.tree.map(lambda x: jnp.broadcast_to(x, (network.members, *x.shape)), probes)
     bound = Bound(network.params, index, network.members, network.module, network.stats)
     slopes = jax.grad(lambda p: loss(dataclasses.replace(bound, probes=p))[0])(probes)
-    found = []
+    factors = []
     for spec, slope in zip(specs, slopes):
         split = functools.partial(compact_mlp.growth_inputs, spec, batch=rows)
-        found += split(slope) if network.members is None else jax.vmap(split)(slope)
-    found = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), found)
-    return [rules.Factors(x, g) for x, g in found]
+        factors += split(slope) if network.members is None else jax.vmap(split)(slope)
+    factors = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), factors)
+    return [rules.Factors(x, g) for x, g in factors]
 
 
 def _calls(network: Network) -> list[layout.Spec]:

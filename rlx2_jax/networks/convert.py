@@ -3,15 +3,9 @@
 Both forms hold the same numbers: a network converted and converted back is equal bit for bit.
 """
 
-from rlx2_jax.kernels import layout
-from rlx2_jax.networks import compact, masked
+from rlx2_jax.networks import masked
 from rlx2_jax.networks.forms import form_of
 from rlx2_jax.types import Masks, Network
-
-
-def to_compact(network: Network, spec: layout.Spec) -> Network:
-    """A masked network as live links; what lies off the mask is dropped."""
-    return compact.pack(network, spec)
 
 
 def to_masked(network: Network) -> Network:

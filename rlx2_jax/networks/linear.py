@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rlx2_jax.kernels import compact_mlp, layout
+from rlx2_jax.kernels.precision import product
 from rlx2_jax.types import Array
 
 
@@ -28,8 +29,9 @@ class CompactKernel:
 Weights = tuple[Array | CompactKernel, Array]  # kernel and bias
 
 
-def linear(x: Array, *layers: Weights) -> Array:
+def linear(x: Array, *layers: Weights, precision: str = "float32") -> Array:
     """y = x θ + b: `[batch, in] -> [batch, out]`; of several layers, with ReLU between them.
+    `precision` is that of products of dense kernels.
 
     Live links of several layers are one kernel call, with ReLU inside.
     """
@@ -43,25 +45,30 @@ def linear(x: Array, *layers: Weights) -> Array:
         return compact_mlp.mlp(flat, index, x, probe=probe)
     for i, (kernel, bias) in enumerate(layers):
         x = jax.nn.relu(x) if i else x
-        x = x @ cast(Array, kernel)
+        x = product(x, cast(Array, kernel), precision)
         x = x + jnp.broadcast_to(bias, x.shape)
     return x
 
 
 class Linear(nn.Module):
-    """A linear layer whose kernel can be sparse. `scheme` is how weights begin:
+    """A linear layer whose kernel can be sparse.
 
-    `uniform`: weights and biases U(-1/√fan_in, 1/√fan_in);
-    `orthogonal`: orthogonal weights of gain 1, zero biases;
-    `he_normal`: weights N(0, 2 / fan_in), truncated at two σ, zero biases.
+    Attributes:
+      features: outputs.
+      scheme: how weights begin. `uniform`: weights and biases U(-1/√fan_in, 1/√fan_in);
+        `orthogonal`: orthogonal weights of gain 1, zero biases; `he_normal`: weights
+        N(0, 2 / fan_in), truncated at two σ, zero biases.
+      dtype: of the parameters.
+      precision: of matrix products.
     """
 
     features: int
     scheme: str = "uniform"
     dtype: str = "float32"
+    precision: str = "float32"
 
     def __call__(self, x: Array) -> Array:
-        return linear(x, self.weights(x.shape[-1]))
+        return linear(x, self.weights(x.shape[-1]), precision=self.precision)
 
     @nn.compact
     def weights(self, inputs: int) -> Weights:

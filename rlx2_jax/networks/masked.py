@@ -14,7 +14,10 @@ import jax.numpy as jnp
 from rlx2_jax.kernels import adam, dense_mlp, layout
 from rlx2_jax.networks import base
 from rlx2_jax.sparse import rules
-from rlx2_jax.sparse.topology import Schedule, evolution
+from rlx2_jax.sparse.groups import Step
+from rlx2_jax.sparse.lane_topology import Topology, kernel_leaf
+from rlx2_jax.sparse.masks import check_same_tree
+from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
 
 
@@ -52,7 +55,8 @@ class Bound:
     def _apply(self, params: Params, x: Array, first: int | None = None) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         if base.is_chain(self.module):
-            y = dense_mlp.mlp(params, rows, first=first)
+            precision = getattr(self.module, "precision", "float32")
+            y = dense_mlp.mlp(params, rows, first=first, precision=precision)
         else:
             y = self._modules(params, rows.astype(network_dtype(params)), first)
         return y.reshape(y.shape[0], *x.shape[:-1], y.shape[-1])
@@ -60,11 +64,11 @@ class Bound:
     def _modules(self, params: Params, x: Array, first: int | None) -> Array:
         """The module applied to each member: `[members, batch, out]`."""
         keys = base.member_keys(self.key, self.members)
-        found = []
+        outputs = []
         for i in range(first or self.members or 1):
             own, key = jax.tree.map(lambda leaf, i=i: leaf[i], (params, keys))
-            found.append(base.apply(self.module, own, self.stats, key, x))
-        return jnp.stack(found)
+            outputs.append(base.apply(self.module, own, self.stats, key, x))
+        return jnp.stack(outputs)
 
 
 def bind(
@@ -97,7 +101,7 @@ def dense_masks(masks: Masks, members: int | None = None) -> Masks:
 
 
 def optimizer_masks(network: Network) -> Masks:
-    """What the optimizer step must zero: everything off the mask."""
+    """Masks for the optimizer step, which zeros everything else."""
     return network.masks
 
 
@@ -136,14 +140,16 @@ def evolve(
     rows: int = 0,
     scores: Params | None = None,
     leak: Params | None = None,
+    topology: Topology,
     grow: Sequence[str],
     drop: Sequence[str],
     moments: str,
     regrow: str,
     remask_target: bool,
 ) -> Network:
-    """One drop-and-grow step (Algorithm 1). The gradient is dense: `loss`, `differentiated` and
-    `rows` are not needed.
+    """One mask update by the method of `topology`, Algorithm 1 by default. Each member of an
+    ensemble is a network of its own. The gradient is dense: `loss` and `differentiated` are needed
+    for its Hessian-gradient product only, `rows` is not.
 
     Args:
       grads: dense gradient of the loss.
@@ -153,56 +159,94 @@ def evolve(
       remask_target: put the target under the new mask at once.
       others: as in `optimize.learn`.
     """
-    del loss, differentiated, rows
+    del rows
     guarded, _ = adam.guard(grads)
     scored = guarded if scores is None else scores
     if leak is not None:
         scored = jax.tree.map(jnp.add, scored, leak)
-    inputs = (network.params, guarded, scored, network.moments.mu, network.moments.nu)
-    smoothed = network.smoothed or {}
-    shapes = [leaf.shape[network.members is not None :] for leaf in jax.tree.leaves(inputs[0])]
-    uniform = rules.member_uniform(shapes, network.members or 1, network_dtype(network.params))
+    check_same_tree(network.params, network.masks, "params", "masks")
+    check_same_tree(network.params, scored, "params", "scores")
+    method = topology.build(schedule, grow, drop, regrow)
+    hessian = None
+    if method.hessian:
+        if loss is None or differentiated is None:
+            raise ValueError(f"{topology.method} needs the loss: use optimize.learn")
+        hessian = _hessian_product(differentiated, loss, guarded)
+    members = network.members
+    of = functools.partial(kernels, members=members)
+    masks, due = of(network.masks), topology.due(schedule, count)
+    leaves = [kernel_leaf(name, x.shape[members is not None :]) for name, x in masks.items()]
+    own = [list(layout.flatten(network.params)).index(leaf.path) for leaf in leaves]
+    shapes = [leaf.shape[members is not None :] for leaf in jax.tree.leaves(network.params)]
+    uniform = rules.member_uniform(shapes, members or 1, network_dtype(network.params))
+    trees = (network.params, guarded, scored, network.moments.mu, network.moments.nu, hessian)
+    inputs = [None if tree is None else of(tree) for tree in trees]
+
+    is_dict = lambda x: isinstance(x, dict)  # noqa: E731
 
     def one(
-        member: Array | int, inputs: Any, masks: Masks, target: Params | None, smoothed: Any
-    ) -> Any:
-        params, grads, scored, mu, nu = inputs
-        grow_scores, keep_scores = rules.tree_scores(
-            params,
+        member: Array | int, masks: dict[str, Array], inputs: Any, smoothed: Any, signs: Any
+    ) -> tuple[list[Array], list[Array]]:
+        lists = jax.tree.map(lambda tree: [tree[x.path] for x in leaves], inputs, is_leaf=is_dict)
+        weights, grads, scored, mu, nu, product = lists
+        step = Step(
+            leaves,
+            weights,
             grads,
-            scored,
-            lambda x: rules.select([rules.GROW[r](key, x) for r in grow], schedule.grow),
-            lambda x: rules.dense(rules.select([rules.DROP[r](x) for r in drop], schedule.drop)),
-            [leaf.ndim >= 2 for leaf in jax.tree.leaves(params)],
-            (mu, nu),
-            uniform=[functools.partial(uniform, member, i) for i in range(len(shapes))],
-            smoothed=[smoothed.get(x) for x in layout.flatten(params)] if smoothed else None,
+            [masks[x.path] for x in leaves],
+            [schedule.links[x.path] for x in leaves] if schedule.links else (),
+            [functools.partial(uniform, member, i) for i in own],
+            count,
+            key,
+            smoothed=smoothed and [smoothed[x.path] for x in leaves],
+            signs=[signs[x.path] for x in leaves] if signs else (),
+            hessian_gradient=None if product is None else lambda: product,
+            scored=scored,
+            moments=(mu, nu),
         )
-        new = evolution(
-            params,
-            masks,
-            grow_scores,
-            schedule.fraction(count),
-            keep_scores=keep_scores,
-            regrow=regrow,
-        )
-        inherit = lambda tree: jax.tree.map(  # noqa: E731
-            lambda x, keep: jnp.where(keep, x, 0.0), tree, new.inherited
-        )
-        if moments == "zero":
-            mu, nu = inherit(mu), inherit(nu)
-        if target is not None and remask_target:
-            target = inherit(target)
-        return new.params, new.masks, mu, nu, target
+        if method.change is None:  # ζ_0 is known to be 0
+            return list(step.masks), list(step.masks)
+        new, kept = method.change(step)
+        if kept is None:
+            kept = [a & b for a, b in zip(new, step.masks)]
+        keep_old = lambda found: [jnp.where(due, a, b) for a, b in zip(found, step.masks)]  # noqa: E731
+        return keep_old(new), keep_old(kept)
 
-    arguments = (inputs, network.masks, network.target, smoothed)
-    if network.members is None:
-        params, masks, mu, nu, target = one(0, *arguments)
+    arguments = (masks, inputs, network.smoothed, network.signs)
+    if members is None:
+        new, kept = one(0, *arguments)
     else:
-        members = jnp.arange(network.members)
-        params, masks, mu, nu, target = jax.vmap(one)(members, *arguments)
-    state = network.moments._replace(mu=mu, nu=nu)
-    return network._replace(params=params, masks=masks, moments=state, target=target)
+        new, kept = jax.vmap(one)(jnp.arange(members), *arguments)
+    inherited = dict(zip(masks, kept))
+
+    def inherit(tree: Params) -> Params:
+        found = layout.flatten(tree)
+        found |= {name: jnp.where(keep, found[name], 0.0) for name, keep in inherited.items()}
+        return layout.unflatten(found)
+
+    mu, nu, target = network.moments.mu, network.moments.nu, network.target
+    if moments == "zero":
+        mu, nu = inherit(mu), inherit(nu)
+    if target is not None and remask_target:
+        target = inherit(target)
+    return network._replace(
+        params=inherit(network.params),
+        masks=layout.unflatten(layout.flatten(network.masks) | dict(zip(masks, new))),
+        moments=network.moments._replace(mu=mu, nu=nu),
+        target=target,
+    )
+
+
+def _hessian_product(
+    network: Network, loss: Callable[[Params], tuple[Array, Any]], vector: Params
+) -> Params:
+    """H v of the loss, forward over reverse, in plain XLA: kernels have first derivatives only."""
+    bound = functools.partial(
+        Bound, members=network.members, module=network.module, stats=network.stats
+    )
+    gradient = jax.grad(lambda params: loss(bound(params))[0])
+    with dense_mlp.plain_xla():
+        return jax.jvp(gradient, (network.params,), (vector,))[1]
 
 
 def network_dtype(params: Params) -> jnp.dtype:

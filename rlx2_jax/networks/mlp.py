@@ -12,14 +12,19 @@ from rlx2_jax.types import Array, Params
 
 
 class MLP(Architecture):
-    """Linear layers `Dense_0`, `Dense_1`, ... with ReLU between them; `features` are their outputs.
+    """Linear layers `Dense_0`, `Dense_1`, ... with ReLU between them.
 
-    `scheme` is how weights begin, see `Linear`: TD3 uses `uniform`, SAC `orthogonal`.
+    Attributes:
+      features: outputs of each layer.
+      scheme: how weights begin, see `Linear`: TD3 uses `uniform`, SAC `orthogonal`.
+      dtype: of the parameters.
+      precision: of matrix products.
     """
 
     features: tuple[int, ...]
     scheme: str = "uniform"
     dtype: str = "float32"
+    precision: str = "float32"
 
     defaults: ClassVar = {"hidden": (256, 256)}
     chain: ClassVar[bool] = True
@@ -27,12 +32,14 @@ class MLP(Architecture):
 
     @classmethod
     def build(cls, sizes: Sizes) -> "MLP":
-        return cls((*(sizes.hidden or ()), sizes.outputs), sizes.scheme, sizes.dtype)
+        features = (*(sizes.hidden or ()), sizes.outputs)
+        return cls(features, sizes.scheme, sizes.dtype, sizes.precision)
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for i, size in enumerate(self.features):
-            x = Linear(size, self.scheme, self.dtype, name=f"Dense_{i}")(x)
+            own = (size, self.scheme, self.dtype, self.precision)
+            x = Linear(*own, name=f"Dense_{i}")(x)
             x = nn.relu(x) if i + 1 < len(self.features) else x
         return x
 
@@ -48,10 +55,10 @@ class MLP(Architecture):
     @nn.nowrap
     def steps(self, params: Params, stats: Params | None = None) -> list[tuple]:
         del params, stats
-        found: list[tuple] = []
+        steps: list[tuple] = []
         for i in range(len(self.features)):
-            found += [("linear", f"Dense_{i}"), ("relu",)]
-        return found[:-1]
+            steps += [("linear", f"Dense_{i}"), ("relu",)]
+        return steps[:-1]
 
     @nn.nowrap
     def narrowed(self, width: int) -> "MLP":

@@ -1,21 +1,23 @@
 """One step of a network: of its optimizer or, when a mask update is due, of its topology.
 
-What TD3, SAC and behaviour cloning do to each of their networks, given its loss. The masked form
-has the dense gradient at every step; the compact form has that of the live
-links, and what growth goes by on a mask update only.
+All algorithms call `learn` for each of their networks, with its loss. The masked form has the dense
+gradient at every step; the compact form has that of the live links, and computes growth scores only
+on a mask update.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax.control_flow import decide
+from rlx2_jax.control_flow import decide, when
 from rlx2_jax.kernels import adam
 from rlx2_jax.networks import convert, masked
 from rlx2_jax.networks.forms import bind, form_of
 from rlx2_jax.sparse import rules
+from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
 
@@ -29,16 +31,22 @@ def init(
     *,
     target: Params | None = None,
     grow: Sequence[str] = (),
+    topology: Topology = RIGL,
+    dense: Params | None = None,
     **fields: Any,
 ) -> Network:
     """A masked network with fresh moments. `params` and `target` are taken as they are; `fields`
-    are `members`, `module` and `stats` of `Network`. `grow`: the growth rules of its program."""
+    are `members`, `module` and `stats` of `Network`. `grow` and `topology` are those of its
+    program, `dense` the weights before masking."""
     moved = jnp.zeros((), jnp.int32)
     network = Network(params, masks, adam.init(params), target, moved, **fields)
-    if not any(rules.needs_smoothed(rules.GROW[rule]) for rule in grow):
-        return network
-    kernels = masked.kernels(params, network.members)
-    return network._replace(smoothed=jax.tree.map(jnp.zeros_like, kernels))
+    kernels, traits = masked.kernels(params, network.members), topology.traits
+    if traits.smoothed or any(rules.needs_smoothed(rules.GROW[rule]) for rule in grow):
+        network = network._replace(smoothed=jax.tree.map(jnp.zeros_like, kernels))
+    if traits.signs:
+        places = masked.kernels(params if dense is None else dense, network.members)
+        network = network._replace(signs=jax.tree.map(lambda x: x > 0, places))
+    return network
 
 
 def learn(
@@ -51,6 +59,7 @@ def learn(
     *,
     rows: int,
     leak: Params | None = None,
+    topology: Topology = RIGL,
     grow: Sequence[str] = ("gradient", "random"),
     drop: Sequence[str] = ("magnitude",),
     interval: int,
@@ -67,6 +76,7 @@ def learn(
       loss: bound parameters (`networks.bind`) to a value and anything else; it applies the network
         once, to a batch of `rows`.
       leak: what growth scores have besides the gradient.
+      topology: static; the method that changes masks.
       grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
       evolve: static; whether this is a mask update of any lane, `count % interval == 0`. None
         branches on that. True and False compile only the one or the other.
@@ -86,9 +96,11 @@ def learn(
     if active is not True:
         raise ValueError("a mask update cannot be switched off: `active` needs evolve=False")
 
+    after = "after" in (mask_step, topology.traits.mask_step)
+
     def evolved(before: Network) -> Network:
         # The gradient is that of the network before its optimizer step.
-        own = network if mask_step == "after" else before
+        own = network if after else before
         return form_of(network).evolve(
             before,
             loss,
@@ -99,6 +111,7 @@ def learn(
             key,
             rows=rows,
             leak=leak,
+            topology=topology,
             grow=grow,
             drop=drop,
             moments=moments,
@@ -108,7 +121,14 @@ def learn(
 
     _check(interval, mask_step, moments)
     new, finite = _advance(
-        network, grads, learning_rate, count, schedule, evolved, interval, mask_step, evolve
+        network,
+        grads,
+        learning_rate,
+        count,
+        topology.due(schedule, count),
+        evolved,
+        functools.partial(_decide, topology, interval, evolve),
+        after,
     )
     return new, value, aux, finite
 
@@ -123,6 +143,7 @@ def step(
     *,
     interval: int,
     scores: Params | None = None,
+    topology: Topology = RIGL,
     grow: Sequence[str] = ("gradient", "random"),
     drop: Sequence[str] = ("magnitude",),
     mask_step: str = "skip",
@@ -137,10 +158,12 @@ def step(
       grads: dense gradient of the loss, `∇_θ L`.
       count: which update of this network this is, from 1; not batched over lanes, so that the
         evolution stays inside a real branch.
-      schedule: of this lane; `schedule.due(count)` implies `count % interval == 0`.
+      schedule: of this lane; `topology.due(schedule, count)` implies that `count` is a multiple of
+        `interval`, or `topology.traits.at`.
       key: for random growth.
       interval: static; the branch is taken at its multiples.
       scores: the dense gradient that growth rules see, when not `grads`.
+      topology: static; the method that changes masks.
       grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
       mask_step: `skip` the optimizer step on a mask update, or evolve `after` it.
       moments: `zero` those of links dropped or newly grown, or `keep` all.
@@ -160,6 +183,7 @@ def step(
             schedule,
             key,
             scores=scores,
+            topology=topology,
             grow=grow,
             drop=drop,
             moments=moments,
@@ -167,7 +191,31 @@ def step(
             remask_target=remask_target,
         )
 
-    return _advance(network, grads, learning_rate, count, schedule, evolved, interval, mask_step)[0]
+    return _advance(
+        network,
+        grads,
+        learning_rate,
+        count,
+        topology.due(schedule, count),
+        evolved,
+        functools.partial(_decide, topology, interval, None),
+        "after" in (mask_step, topology.traits.mask_step),
+    )[0]
+
+
+def _decide(
+    topology: Topology,
+    interval: int,
+    due: bool | None,
+    count: Array,
+    change: Callable[[Network], Network],
+    network: Network,
+) -> Network:
+    """`change(network)` where a mask update is due of any lane. `due` as `evolve` in `learn`."""
+    at = topology.traits.at
+    if due is None and at is not None:
+        return when(count == at, change, network)
+    return decide(due, interval, count, change, network)
 
 
 def _advance(
@@ -175,33 +223,30 @@ def _advance(
     grads: Params,
     learning_rate: Array,
     count: Array,
-    schedule: Schedule,
+    due: Array,
     evolve: Callable[[Network], Network],
-    interval: int,
-    mask_step: str,
-    due: bool | None = None,
+    decide: Callable[..., Network],
+    after: bool,
 ) -> tuple[Network, Array]:
     """A step of the optimizer, or of the topology: the network, and whether `grads` were finite.
-    `due` as `evolve` in `learn`.
 
-    Evolution comes before the step that it replaces (`skip`), so that neither needs the network
-    as it was before the other, and both can work in place.
+    Evolution comes before the step that it replaces, unless it comes `after` a step, so that
+    neither needs the network as it was before the other, and both can work in place.
     """
-    own_due = schedule.due(count)
 
     def evolved(net: Network) -> Network:
-        return decide(due, interval, count, changed, net)
+        return decide(count, changed, net)
 
     def changed(net: Network) -> Network:
         new = evolve(net)
         if net.moved is None:
             return new
-        return new._replace(moved=jnp.where(own_due, _moved(net, new), net.moved))
+        return new._replace(moved=jnp.where(due, _moved(net, new), net.moved))
 
-    if mask_step == "skip":
-        return _descend(evolved(network), grads, learning_rate, ~own_due)
-    after, finite = _descend(network, grads, learning_rate, True)
-    return evolved(after), finite
+    if not after:
+        return _descend(evolved(network), grads, learning_rate, ~due)
+    stepped, finite = _descend(network, grads, learning_rate, True)
+    return evolved(stepped), finite
 
 
 def _descend(

@@ -20,43 +20,56 @@ class Block(nn.Module):
 
     width: int
     dtype: str = "float32"
+    precision: str = "float32"
 
     def setup(self) -> None:
         self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
-        self.expand = Linear(EXPANSION * self.width, "he_normal", self.dtype)
-        self.reduce = Linear(self.width, "he_normal", self.dtype)
+        own = ("he_normal", self.dtype, self.precision)
+        self.expand = Linear(EXPANSION * self.width, *own)
+        self.reduce = Linear(self.width, *own)
 
     def __call__(self, x: Array) -> Array:
         hidden = EXPANSION * self.width
         weights = self.expand.weights(self.width), self.reduce.weights(hidden)
-        return x + linear(self.norm(x), *weights)
+        return x + linear(self.norm(x), *weights, precision=self.precision)
 
 
 class SimBa(Architecture):
     """Running normalisation of observations → Linear → residual blocks → LayerNorm → Linear.
 
     Weights begin as in the paper: orthogonal, those of blocks He normal, biases 0.
+
+    Attributes:
+      outputs: size of the output.
+      width: units of each block.
+      blocks: residual blocks.
+      observations: how many of the leading inputs are normalised.
+      dtype: of the parameters.
+      precision: of matrix products.
     """
 
     outputs: int
     width: int
     blocks: int
-    observations: int  # the leading inputs that are normalised
+    observations: int
     dtype: str = "float32"
+    precision: str = "float32"
 
     defaults: ClassVar = {"width": 512, "blocks": 2}  # the paper's critic
 
     @classmethod
     def build(cls, sizes: Sizes) -> "SimBa":
         width, blocks = int(sizes.width or 0), int(sizes.blocks or 0)
-        return cls(sizes.outputs, width, blocks, sizes.observations, sizes.dtype)
+        own = (sizes.observations, sizes.dtype, sizes.precision)
+        return cls(sizes.outputs, width, blocks, *own)
 
     def setup(self) -> None:
         self.normalize = normalize.RunningNorm(self.observations, self.dtype)
-        self.embed = Linear(self.width, "orthogonal", self.dtype)
-        self.hidden = [Block(self.width, self.dtype) for _ in range(self.blocks)]
+        own = (self.dtype, self.precision)
+        self.embed = Linear(self.width, "orthogonal", *own)
+        self.hidden = [Block(self.width, *own) for _ in range(self.blocks)]
         self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
-        self.output = Linear(self.outputs, "orthogonal", self.dtype)
+        self.output = Linear(self.outputs, "orthogonal", *own)
 
     def __call__(self, x: Array) -> Array:
         x = self.embed(self.normalize(x))
@@ -81,9 +94,9 @@ class SimBa(Architecture):
             scale, bias = (np.asarray(layer[name], np.float32) for name in ("scale", "bias"))
             return "layer_norm", scale, bias, EPSILON
 
-        found = [normalize.step(stats["normalize"]), ("linear", "embed")]
+        steps = [normalize.step(stats["normalize"]), ("linear", "embed")]
         for i in range(self.blocks):
             name = f"hidden_{i}"
-            found += [("save",), norm(params[name]["norm"]), ("linear", f"{name}/expand")]
-            found += [("relu",), ("linear", f"{name}/reduce"), ("add_saved",)]
-        return [*found, norm(params["norm"]), ("linear", "output")]
+            steps += [("save",), norm(params[name]["norm"]), ("linear", f"{name}/expand")]
+            steps += [("relu",), ("linear", f"{name}/reduce"), ("add_saved",)]
+        return [*steps, norm(params["norm"]), ("linear", "output")]

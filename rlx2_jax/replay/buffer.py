@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlx2_jax.types import Array, Batch, Transition
 
@@ -28,16 +29,27 @@ _MAX_FINALS = (2**16 - _TRUNCATED) // 2
 
 class Buffer(NamedTuple):
     """A ring of `rows + 1` rows (the spare one takes the newest next observation), and one
-    scratch row, always 0, where invalid steps go."""
+    scratch row, always 0, where invalid steps go.
 
-    data: Array  # f32[rows + 2, envs, obs + act + 1]: observation, action, reward
-    flags: Array  # u16[rows + 2, envs]
-    mean: Array | None  # f16[rows + 2, envs, act]: noise-free actions, for the policy distance
-    finals: Array  # f32[slots, obs]: final observations of truncated steps
-    owners: Array  # i32[slots]: the step that each belongs to, counted as `written`
-    finals_written: Array  # i32[]: final observations ever written
-    written: Array  # i32[]: steps ever written; the next one goes to row `written % ring`
-    length: Array  # i32[]: steps that are valid, the newest being `written - 1`
+    Attributes:
+      data: observation, action and reward: f32[rows + 2, envs, obs + act + 1].
+      flags: how each step ended: u16[rows + 2, envs].
+      mean: noise-free actions, for the policy distance: f16[rows + 2, envs, act]; None: not kept.
+      finals: final observations of truncated steps: f32[slots, obs].
+      owners: the step that each of them belongs to, counted as `written`: i32[slots].
+      finals_written: final observations ever written: i32[].
+      written: steps ever written; the next one goes to row `written % (rows + 1)`: i32[].
+      length: steps that are valid, the newest being `written - 1`: i32[].
+    """
+
+    data: Array
+    flags: Array
+    mean: Array | None
+    finals: Array
+    owners: Array
+    finals_written: Array
+    written: Array
+    length: Array
 
 
 def init(capacity: int, example: Transition, *, horizon: int | None = None, n: int = 1) -> Buffer:
@@ -53,6 +65,8 @@ def init(capacity: int, example: Transition, *, horizon: int | None = None, n: i
       n: the longest window that will be sampled; a smaller capacity is refused.
     """
     obs, action = _checked_example(example)
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):
+        raise ValueError(f"capacity={capacity!r}: give a whole number of transitions")
     envs = obs.shape[0]
     rows = capacity // envs
     if rows < max(n, 1):
@@ -355,15 +369,26 @@ def _checked_example(example: Transition) -> tuple[Array, Array]:
     """Observation and action of an example as [envs, ...], if its fields belong together."""
     if not isinstance(example, Transition):
         raise ValueError(f"the example is a {type(example).__name__}: give a Transition")
+    for name, field in example._asdict().items():
+        if name == "mean" and field is None:
+            continue
+        dtype = field.dtype if hasattr(field, "dtype") else np.asarray(field).dtype
+        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+            raise ValueError(f"{name} has dtype {dtype}: give an array of real numbers")
     t = jax.tree.map(jnp.asarray, example)
-    if t.obs.ndim not in (1, 2) or not t.obs.size or not t.action.size:
+    if (
+        t.action.ndim != t.obs.ndim
+        or t.obs.ndim not in (1, 2)
+        or not t.obs.size
+        or not t.action.size
+    ):
         raise ValueError(
-            f"obs has shape {t.obs.shape} and action {t.action.shape}: give [obs] and [act] with "
-            "at least one element, or [envs, obs] and [envs, act]; flatten images"
+            f"obs has shape {t.obs.shape}, action has shape {t.action.shape}: give [obs], [act] "
+            "with at least one element, or [envs, obs] and [envs, act]; flatten images"
         )
     t = jax.tree.map(lambda x: x[None], t) if t.obs.ndim == 1 else t
     envs, obs_dim = t.obs.shape
-    _check_shapes(t, envs, obs_dim, t.action.shape[-1] if t.action.ndim == 2 else -1)
+    _check_shapes(t, envs, obs_dim, t.action.shape[-1])
     for name in ("terminated", "truncated"):
         if (kind := getattr(t, name).dtype) != jnp.bool_:
             raise ValueError(f"{name} is {kind}: give bool")

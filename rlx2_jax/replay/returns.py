@@ -12,12 +12,18 @@ class NStep(NamedTuple):
     """What a window of n transitions says before any network is asked.
 
     The target of TD3 is `reward + discount * Q(s_{t+m}, ã)`, with s_{t+m} = next_obs[last].
+
+    Attributes:
+      reward: Σ_{k<m} γ^k r_{t+k}: f32[].
+      discount: γ^m, or 0 where step m terminated: f32[].
+      last: m - 1, the index of the window's last real step: i32[].
+      entropy: γ^{k+1} where s_{t+k+1} is in the window and not terminal, else 0: f32[n].
     """
 
-    reward: Array  # [] Σ_{k<m} γ^k r_{t+k}
-    discount: Array  # [] γ^m, or 0 where step m terminated
-    last: Array  # [] m - 1: the index of the window's last real step
-    entropy: Array  # [n] γ^{k+1} where s_{t+k+1} is in the window and not terminal, else 0
+    reward: Array
+    discount: Array
+    last: Array
+    entropy: Array
 
 
 def n_step(

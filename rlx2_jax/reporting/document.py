@@ -1,4 +1,4 @@
-"""An HTML file that needs nothing else: images inlined, light and dark, readable on a phone."""
+"""A self-contained HTML file: images inlined, light and dark, readable on a phone."""
 
 import base64
 

@@ -65,7 +65,7 @@ _MARKS = re.compile(
 
 def markdown(text: str) -> str:
     """Text that Markdown shows as it is, in a paragraph, a heading or a table's cell."""
-    return _MARKS.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
+    return _MARKS.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
 
 
 def csv_text(text: str) -> str:

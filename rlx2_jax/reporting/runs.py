@@ -13,13 +13,14 @@ import numpy as np
 
 from rlx2_jax import files
 from rlx2_jax.algorithms import NETWORK_USE
-from rlx2_jax.reporting import csvlog, markup, tables
+from rlx2_jax.reporting import csvlog, markup, status, tables
 from rlx2_jax.reporting.document import document, image
 from rlx2_jax.reporting.markup import printable, tag
 from rlx2_jax.reporting.tables import Cell, Column, Table, Value
 from rlx2_jax.training import logging, summary
 from rlx2_jax.training.claim import SUMMARY
-from rlx2_jax.training.run import Run, label, lane_ledger, read_run
+from rlx2_jax.training.lane_ledger import lane_ledger
+from rlx2_jax.training.run import Run, label, read_run
 from rlx2_jax.training.summary import LaneResult
 
 TITLE = "Training report"
@@ -37,6 +38,7 @@ class RunReport(NamedTuple):
     facts: list[str]
     curves: bytes  # PNG
     warnings: list[str]
+    status: status.Status
 
     @property
     def title(self) -> str:
@@ -69,7 +71,8 @@ def read(directory: Path) -> RunReport:
             warnings.append(f"{problem}; the scores are computed from {logging.EVALUATIONS}")
     step = max((int(r.history[-1]["step"]) for r in results if r.history), default=0)
     name = directory.resolve().name
-    return RunReport(name, run, step, lanes, facts, summary.plot(run, results), warnings)
+    curves, now = summary.plot(run, results), status.read(directory, name)
+    return RunReport(name, run, step, lanes, facts, curves, warnings, now)
 
 
 def _is_number(value: Any) -> bool:
@@ -218,8 +221,9 @@ def _lead(report: RunReport) -> str:
 def write(reports: Sequence[RunReport], out: Path) -> tuple[Path, Path]:
     """Writes `report.md`, its curves and the self-contained `index.html`; returns both paths."""
     out.mkdir(parents=True, exist_ok=True)
-    overview, text = _method_table(reports), markup.markdown
-    lines, sections = [f"# {TITLE}", tables.markdown(overview)], []
+    first = [status.table([r.status for r in reports]), _method_table(reports)]
+    text = markup.markdown
+    lines, sections = [f"# {TITLE}", *map(tables.markdown, first)], []
     for i, report in enumerate(reports):
         found = [_lane_table(report), _ledger_table(report)]
         warnings = [printable(w, 1000) for w in report.warnings]
@@ -235,7 +239,7 @@ def write(reports: Sequence[RunReport], out: Path) -> tuple[Path, Path]:
         shown = tag("figure", image(caption, report.curves), tag("figcaption", caption))
         sections.append(tag("section", *parts, shown, *(tables.html(x) for x in found)))
     markdown, page = out / "report.md", out / "index.html"
-    header = tag("header", tag("h1", TITLE), tables.html(overview))
+    header = tag("header", tag("h1", TITLE), *map(tables.html, first))
     files.write_bytes(markdown, ("\n\n".join(x.rstrip() for x in lines) + "\n").encode())
     files.write_bytes(page, document(TITLE, header, tag("main", *sections)).encode())
     return markdown, page

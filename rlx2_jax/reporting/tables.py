@@ -27,10 +27,10 @@ class Value(NamedTuple):
     note: str = ""
 
     def text(self, digits: int, *, spread: bool) -> str:
-        found = number(self.mean, digits)
+        value = number(self.mean, digits)
         if spread and self.std is not None:
-            found += f" ± {number(self.std, digits)}"
-        return " ".join(x for x in (found, self.marks, self.note) if x)
+            value += f" ± {number(self.std, digits)}"
+        return " ".join(x for x in (value, self.marks, self.note) if x)
 
 
 Cell = Value | float | int | str | None
@@ -102,6 +102,25 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def text(table: Table) -> str:
+    """Aligned columns for a terminal, without those that are empty everywhere; no notes."""
+    cells = [[table.text(i, j) for j in range(len(table.columns))] for i in range(len(table.rows))]
+    used = [j for j in range(len(table.columns)) if any(row[j] for row in cells)]
+    lines = [[table.columns[j].title for j in used], *([row[j] for j in used] for row in cells)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["-" * width for width in widths])
+
+    def aligned(row: list[str]) -> str:
+        # Names, states and messages to the left.
+        left = (0, 1, len(row) - 1)
+        return "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths))
+        ).rstrip()
+
+    return "\n".join(map(aligned, lines))
+
+
 def html(table: Table) -> Html:
     """A figure with its own horizontal scroll."""
     columns = table.columns
@@ -121,11 +140,11 @@ def html(table: Table) -> Html:
 
 
 def _cells(table: Table, row: int) -> list[Html]:
-    found = [tag("th", table.text(row, 0), scope="row")]
+    cells = [tag("th", table.text(row, 0), scope="row")]
     for j in range(1, len(table.columns)):
         kind = "missing" if table.rows[row][j] is None else None
-        found.append(tag("td", table.text(row, j), class_=kind))
-    return found
+        cells.append(tag("td", table.text(row, j), class_=kind))
+    return cells
 
 
 def to_csv(table: Table) -> str:

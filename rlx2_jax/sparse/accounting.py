@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from numbers import Integral
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlx2_jax.algorithms import NETWORK_USE, NetworkUse
 from rlx2_jax.sparse import masks
@@ -36,6 +36,7 @@ class _Method(NamedTuple):
     networks: Literal["sparse", "dense", "tiny"] = "sparse"  # tiny: dense, of fewer units
     dense_gradient: bool = False  # growth by gradient; SET's random growth is free (table 6)
     robust: bool = False  # multi-step targets and dynamic-capacity buffer
+    every_update: bool = False  # the dense gradient, at every update of a network
 
 
 _METHODS = {
@@ -49,11 +50,25 @@ _METHODS = {
     "rlx2-ss": _Method(robust=True),
     "rlx2-set": _Method(robust=True),
 }
+_MORE = {
+    "snfs": _Method(dense_gradient=True, every_update=True),
+    "srigl": _Method(dense_gradient=True),
+    **{name: _Method() for name in ("dsr", "deepr", "gmp", "magnitude", "snip", "grasp")},
+}
+_METHODS |= _MORE | {f"rlx2-{name}": x._replace(robust=True) for name, x in _MORE.items()}
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """Figures of a run divided by the dense run's (table 2, "Total Size" and "FLOPs")."""
+    """Figures of a run divided by the dense run's (table 2, "Total Size" and "FLOPs").
+
+    Attributes:
+      actor_parameters: of the actor.
+      critic_parameters: of one critic.
+      total_parameters: of every copy held in training.
+      train_flops: of a training iteration.
+      inference_flops: of an action.
+    """
 
     actor_parameters: float
     critic_parameters: float
@@ -64,13 +79,23 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Parameters and FLOPs of one run.
+    """Parameters and FLOPs of one run. FLOPs are averages per training iteration, but for
+    `inference_flops`.
 
-    `actor_parameters` and `critic_parameters` are of one network each. `total_parameters` counts
-    every copy held in training, 2 M_a + 4 M_c for TD3 and M_a + 4 M_c for SAC (table 5);
-    `online_parameters`, M_a + 2 M_c, leaves out the targets (as table 14 does). All FLOPs are
-    averages per training iteration (`actor_update_flops` is divided by d) but `inference_flops`,
-    which is one action's.
+    Attributes:
+      algo, method, n_step: the algorithm, the method and n.
+      actor_hidden, critic_hidden: hidden units of an MLP.
+      relative: the figures that tables show, divided by the dense run's.
+      actor_parameters, critic_parameters: of one network each.
+      online_parameters: M_a + 2 M_c, without the targets (as in table 14).
+      total_parameters: of every copy held in training, 2 M_a + 4 M_c for TD3 and M_a + 4 M_c for
+        SAC (table 5).
+      critic_update_flops: of updating the critics.
+      actor_update_flops: of updating the actor, divided by d.
+      actor_evolution_flops, critic_evolution_flops: of mask updates.
+      trim_flops: of checks of the buffer.
+      train_flops: of all these together.
+      inference_flops: of one action.
     """
 
     algo: str
@@ -96,6 +121,7 @@ class _Rates(NamedTuple):
     actor_evolutions: float  # mask updates per iteration
     critic_evolutions: float
     distances: float  # actions compared with the behaviour policy's per iteration
+    hessian_products: float  # of each network per iteration
 
 
 class _Network(NamedTuple):
@@ -117,7 +143,7 @@ def ledger(
     method: str = "rlx2",
     batch_size: int = 256,
     n_step: int | None = None,
-    mask_interval: float | tuple[float, float] = 10_000,
+    mask_interval: float | tuple[float, float] | None = None,
     buffer_interval: float = 10_000,
     oldest_k: int | None = None,
     policy_delay: int | None = None,
@@ -126,6 +152,8 @@ def ledger(
     dynamic_buffer: bool | None = None,
     dense_n_step: int = 1,
     critics: int = 2,
+    trained: tuple[Sequence[float], Sequence[float]] | None = None,
+    hessian_products: float = 0.0,
 ) -> Ledger:
     """Parameters and FLOPs of one run, and their ratios to the dense run (appendix C.3).
 
@@ -137,10 +165,12 @@ def ledger(
         dense.
       layers: (in, out) of the linear layers of actor and critic, for other architectures than an
         MLP with `hidden` layers, which is then None. As biases are, normalisation is left out.
-      method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3).
+      method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3); or
+        another of the lanes' methods.
       n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
       mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair, of actor
-        and critic. As in the paper, Δ_m is not multiplied by d for TD3's actor, though its mask
+        and critic; by default 10,000, or every update of a network for growth by the smoothed
+        gradient. As in the paper, Δ_m is not multiplied by d for TD3's actor, though its mask
         changes every d Δ_m iterations only.
       oldest_k, policy_delay: K and d; None is the paper's 8 batch_size, and TD3 2, SAC 1.
       distribution: layer allocation, see `masks.layer_sparsities`.
@@ -149,28 +179,36 @@ def ledger(
       dense_n_step: n of the dense run compared with: 1 in the paper's main table. It changes SAC's
         training ratio only; give n_step's value to compare at equal n.
       critics: size of the ensemble, the same in the dense run.
+      trained: the sparsity of each layer of actor and critic, averaged over the updates, where
+        links are pruned; None: as given, from the start.
+      hessian_products: Hessian-gradient products of each network per update (GraSP).
     """
     for name, choice, known in [("algo", algo, NETWORK_USE), ("method", method, _METHODS)]:
         if choice not in known:
             raise ValueError(f"{name} is {choice!r}: choose one of {', '.join(known)}")
+    spec, does = NETWORK_USE[algo], _METHODS[method]
+    d = _positive("policy_delay", spec.policy_delay if policy_delay is None else policy_delay)
+    if mask_interval is None:
+        mask_interval = (d, 1) if does.every_update else 10_000
     if not isinstance(mask_interval, tuple):
         mask_interval = (mask_interval, mask_interval)
     pairs = [*(("mask_interval", x) for x in mask_interval), ("buffer_interval", buffer_interval)]
     for name, interval in pairs:
         if not interval >= 1:
             raise ValueError(f"{name} is {interval}: give at least 1, or math.inf for never")
-    spec, does = NETWORK_USE[algo], _METHODS[method]
     batch = _positive("batch_size", batch_size)
     paper_n = spec.n_step if does.robust else 1
     n = _positive("n_step", paper_n if n_step is None else n_step)
     old_k = _positive("oldest_k", 8 * batch if oldest_k is None else oldest_k)
-    d = _positive("policy_delay", spec.policy_delay if policy_delay is None else policy_delay)
     dense_n = _positive("dense_n_step", dense_n_step)
     trims = does.robust if dynamic_buffer is None else dynamic_buffer
     charged = does.dense_gradient if dense_gradient is None else dense_gradient
     actor_interval, critic_interval = mask_interval
     rates = _Rates(
-        charged / actor_interval, charged / critic_interval, trims * old_k / buffer_interval
+        charged / actor_interval,
+        charged / critic_interval,
+        trims * old_k / buffer_interval,
+        hessian_products,
     )
     obs_dim, action_dim = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
     if hidden is not None:
@@ -181,17 +219,19 @@ def ledger(
         raise ValueError(f"hidden is None: {method} needs the hidden layers of an MLP, or layers")
     shapes = tuple(layers)
 
-    def networks(run: _Method) -> tuple[_Network, _Network]:
+    def networks(run: _Method, actor: Any, critic: Any) -> tuple[_Network, _Network]:
         return (
-            _network(run, shapes[0], hidden, actor_sparsity, distribution),
-            _network(run, shapes[1], hidden, critic_sparsity, distribution),
+            _network(run, shapes[0], hidden, actor, distribution),
+            _network(run, shapes[1], hidden, critic, distribution),
         )
 
-    actor, critic = networks(does)
+    actor, critic = networks(does, actor_sparsity, critic_sparsity)
+    all_links = networks(_METHODS["dense"], actor_sparsity, critic_sparsity)
+    then = (actor, critic) if trained is None else networks(does, *trained)
     count = _positive("critics", critics) if spec.has_critic else 0
-    own = _figures(spec, actor, critic, count, batch, n, d, rates)
-    none = _Rates(0.0, 0.0, 0.0)
-    dense = _figures(spec, *networks(_METHODS["dense"]), count, batch, dense_n, d, none)
+    own = _figures(spec, (actor, critic), then, all_links, count, batch, n, d, rates)
+    none = _Rates(0.0, 0.0, 0.0, 0.0)
+    dense = _figures(spec, all_links, all_links, all_links, count, batch, dense_n, d, none)
     ratio = lambda name: own[name] / dense[name] if dense[name] else 0.0  # noqa: E731
     relative = Ratios(**{f.name: ratio(f.name) for f in fields(Ratios)})
     return Ledger(algo, method, n, actor.hidden, critic.hidden, relative, **own)
@@ -255,28 +295,30 @@ def _chain(in_dim: int, hidden: tuple[int, ...], out_dim: int) -> Shapes:
 
 def _figures(
     spec: NetworkUse,
-    actor: _Network,
-    critic: _Network,
+    final: tuple[_Network, _Network],
+    trained: tuple[_Network, _Network],
+    dense: tuple[_Network, _Network],
     critics: int,
     batch: int,
     n: int,
     d: int,
     rates: _Rates,
 ) -> dict[str, float]:
-    """A ledger's numbers."""
-    a, c = actor.flops, critic.flops
+    """A ledger's numbers, of networks as they end, on average in training, and with all links."""
+    (actor, critic), (a, c) = final, (network.flops for network in trained)
     target = (n if spec.target_every_step else 1) * a * spec.has_critic + critics * c
     judges = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
+    products = 2 * rates.hessian_products  # in gradients
+    # Growth by the paper's formula: 2 A / (1 - S_a) is not exactly that of a dense network.
+    actor_growth = 2 * actor.flops / (1 - actor.sparsity) * rates.actor_evolutions
+    critic_growth = 2 * critics * critic.flops / (1 - critic.sparsity) * rates.critic_evolutions
+    actor_product = (3 * dense[0].flops + judges * critic.flops) * products
+    critic_product = 3 * critics * dense[1].flops * products
     flops = {  # 3: a forward pass, and a backward pass of twice its cost
         "critic_update_flops": batch * (target + 3 * critics * c),
         "actor_update_flops": batch * (3 * a + judges * c) / d,
-        "actor_evolution_flops": batch * 2 * a / (1 - actor.sparsity) * rates.actor_evolutions,
-        "critic_evolution_flops": batch
-        * 2
-        * critics
-        * c
-        / (1 - critic.sparsity)
-        * rates.critic_evolutions,
+        "actor_evolution_flops": batch * (actor_growth + actor_product),
+        "critic_evolution_flops": batch * (critic_growth + critic_product),
         "trim_flops": a * rates.distances,
     }
     return flops | {
@@ -285,7 +327,7 @@ def _figures(
         "online_parameters": actor.parameters + critics * critic.parameters,
         "total_parameters": spec.actor_copies * actor.parameters + 2 * critics * critic.parameters,
         "train_flops": sum(flops.values()),
-        "inference_flops": a,
+        "inference_flops": actor.flops,
     }
 
 

@@ -16,7 +16,7 @@ from rlx2_jax.sparse.growth import dense_grow
 from rlx2_jax.sparse.leaves import Leaf
 from rlx2_jax.sparse.masks import largest, magnitude
 from rlx2_jax.sparse.structure import Structure
-from rlx2_jax.sparse.topology import evolve_layer, links_to_move
+from rlx2_jax.sparse.topology import links_to_move
 from rlx2_jax.types import Array
 
 Change = tuple[list[Array], list[Array] | None]  # masks; links that keep their value
@@ -26,14 +26,19 @@ class Step(NamedTuple):
     """The inputs of a mask update. Lists have one entry per sparse leaf.
 
     Attributes:
+      leaves: shape and layout of each sparse kernel.
       weights: zero off the mask.
       grads: dense gradients.
+      masks: the current ones.
       links: links of one member of each leaf, once it is as sparse as it shall be.
       uniform: key to random numbers in (0, 1) of the shape of a leaf.
       count: which update this is, from 1.
+      key: for random choices of the whole update.
       smoothed: exponentially smoothed dense gradients, for methods that declare them.
       signs: whether each place's initial weight was positive, for methods that declare them.
       hessian_gradient: computes H g, where `update` was given `grad_fn`.
+      scored: what growth rules see as the dense gradient, if not `grads`.
+      moments: Adam's moments μ and ν of the weights, where the optimizer is ours.
     """
 
     leaves: Sequence[Leaf]
@@ -47,10 +52,13 @@ class Step(NamedTuple):
     smoothed: Sequence[Array] | None = None
     signs: Sequence[Array] = ()
     hessian_gradient: Callable[[], Sequence[Array]] | None = None
+    scored: Sequence[Array] | None = None
+    moments: tuple[Sequence[Array], Sequence[Array]] | None = None
 
 
 def initial(leaf: Leaf, structure: Structure, score: Array, links: int | Array) -> Array:
     """The places of largest score, `links` of them in every member: bool[leaf.shape]."""
+    structure = structure.on(leaf)
     best = partial(largest, count=structure.links(leaf, links))
     return structure.ungroup(leaf, jax.vmap(best)(structure.groups(leaf, score)))
 
@@ -63,22 +71,37 @@ def evolve(
     fraction: Array,
     regrow: str,
 ) -> Change:
-    """Drop and grow within each group (Algorithm 1)."""
+    """Drop and grow (Algorithm 1). The links with the smallest keep scores of a whole layer go, as
+    in SRigL, and every group grows as many as it lost."""
     masks, inherited = [], []
+
+    def change(mask: Array, keep: Array, score: Array) -> tuple[Array, Array]:
+        return _evolve_groups(mask, keep, score, fraction, regrow)
+
     for i, leaf in enumerate(step.leaves):
+        own, members = structure.on(leaf), leaf.size("m")
         grow_score, keep_score = _scores(step, i, grow, drop)
-        groups = partial(structure.groups, leaf)
-
-        def one(mask: Array, keep: Array, score: Array) -> tuple[Array, Array]:
-            new = evolve_layer(keep, mask, partial(dense_grow, score), fraction, regrow=regrow)
-            return new.masks, new.inherited
-
-        new = jax.vmap(one)(
-            groups(step.masks[i]), groups(jnp.abs(keep_score)), groups(jnp.abs(grow_score))
-        )
+        scores = (jnp.abs(keep_score), jnp.abs(grow_score))
+        grouped = [own.groups(leaf, x) for x in (step.masks[i], *scores)]
+        new = jax.vmap(change)(*(x.reshape(members, -1, x.shape[-1]) for x in grouped))
         for found, kind in zip(new, (masks, inherited)):
-            kind.append(structure.ungroup(leaf, found))
+            kind.append(own.ungroup(leaf, found.reshape(grouped[0].shape)))
     return masks, inherited if regrow == "zero" else None
+
+
+def _evolve_groups(
+    mask: Array, keep: Array, score: Array, fraction: Array, regrow: str
+) -> tuple[Array, Array]:
+    """New mask and inherited links of one member: [groups, size] all."""
+    live = mask.sum(axis=1, dtype=jnp.int32)
+    size = jnp.where(mask, magnitude(keep), -1.0)
+    kept = largest(size, live.sum() - links_to_move(live.sum(), fraction))
+    taken = kept
+    if regrow == "forbid":  # only links dead before may grow: there may be too few
+        gone = jnp.minimum(live - kept.sum(axis=1), mask.shape[1] - live)
+        kept, taken = jax.vmap(largest)(size, live - gone), mask
+    new = kept | jax.vmap(dense_grow)(score, taken, live - kept.sum(axis=1))
+    return new, new & mask if regrow == "keep" else kept
 
 
 def prune(
@@ -101,10 +124,11 @@ def prune(
         return [part.reshape(s.shape) for part, s in zip(parts, live)]
     masks = []
     for leaf, score, links in zip(step.leaves, live, step.links):
-        groups = structure.groups(leaf, score)
-        count = _left(groups.shape[1], structure.links(leaf, links), done)
+        own = structure.on(leaf)
+        groups = own.groups(leaf, score)
+        count = _left(groups.shape[1], own.links(leaf, links), done)
         chosen = jax.vmap(partial(largest, count=count))(groups)
-        masks.append(structure.ungroup(leaf, chosen))
+        masks.append(own.ungroup(leaf, chosen))
     return masks
 
 
@@ -192,8 +216,10 @@ def _scores(step: Step, i: int, grow: rules.GrowRule, drop: rules.DropRule) -> t
     leaf = step.leaves[i]
     smoothed = step.smoothed[i] if step.smoothed is not None else None
     if "m" not in leaf.layout:
+        mu, nu = (x[i] for x in step.moments) if step.moments else (None, None)
+        dense_grad = step.grads[i] if step.scored is None else step.scored[i]
         layer = rules.Layer(
-            step.weights[i], step.grads[i], None, None, step.grads[i], step.uniform[i], smoothed
+            step.weights[i], step.grads[i], mu, nu, dense_grad, step.uniform[i], smoothed
         )
         return rules.dense(grow(step.key, layer)), drop(layer)
     stack = [a for a, letter in enumerate(leaf.layout) if letter == "m"]

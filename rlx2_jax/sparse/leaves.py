@@ -9,8 +9,8 @@ The default rule selects by name and role, in Flax (Linen and NNX), Haiku and Eq
 
 `kernel` and `w` are `[window..., in, out]`, attention kernels `[in, heads, size]` and
 `[heads, size, out]`; `weight` is `[out, in, window...]`, as in Equinox. Leading axes of stacked
-networks (`nn.vmap`, `nn.scan`, NNX and Equinox ensembles) are found from the bias next to a weight,
-from Linen's names (`Vmap...`, `Scan...`) and from Equinox's layers.
+networks (`nn.vmap`, `nn.scan`, NNX and Equinox ensembles) are found from the shapes of biases and
+scales (see `stacks`), from Linen's names (`Vmap...`, `Scan...`) and from Equinox's layers.
 """
 
 import math
@@ -25,6 +25,7 @@ import numpy as np
 
 from rlx2_jax.sparse import masks
 from rlx2_jax.sparse.masks import Predicate
+from rlx2_jax.sparse.stacks import Axes, bias_shape, read
 from rlx2_jax.types import Array, Params
 
 RULE = (
@@ -36,9 +37,7 @@ Choice = str | Sequence[str] | Predicate  # patterns of paths, or a predicate of
 
 _WEIGHT = re.compile(r"(kernel|weights?|w)(_\w*|\d+)?", re.IGNORECASE)
 _BIAS = re.compile(r"(bias|b|scale|offset)(_\w*|\d+)?", re.IGNORECASE)
-_STACKED = re.compile(r"(Vmap|Scan)")
 _EQUINOX = re.compile(r"Linear|Conv|GRUCell|LSTMCell")
-_ATTENTION = ("query", "key", "value")
 
 
 class Leaf(NamedTuple):
@@ -46,7 +45,9 @@ class Leaf(NamedTuple):
 
     Attributes:
       path: names joined by "/".
+      shape: its shape.
       layout: one letter per axis: `m` members of a stack, `i` inputs, `o` outputs, others a window.
+      sparse: whether it is sparse.
     """
 
     path: str
@@ -103,11 +104,14 @@ def describe(
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     paths = [names(path) for path, _ in flat]
     shapes = {path: tuple(np.shape(leaf)) for path, (_, leaf) in zip(paths, flat)}
+    _check_arrays(paths, [leaf for _, leaf in flat])
     layers = _equinox_layers(params)
+    given = {path: _by_pattern(path, stacked) for path in paths}
+    axes = read(shapes, given)
     found = []
     for path, (keys, leaf) in zip(paths, flat):
-        layer = next((v for k, v in layers.items() if path == k or path.startswith(k + "/")), None)
-        layout = _layout(path, shapes, layer, _by_pattern(path, stacked))
+        layer = next((v for k, v in layers.items() if f"{path}/".startswith(k and f"{k}/")), None)
+        layout = _layout(path, shapes[path], layer, axes[path], given[path])
         layout = _given_layout(path, shapes[path], layouts) or layout
         weight = _is_float(leaf) and len(layout.replace("m", "")) >= 2
         if sparse is None:
@@ -165,10 +169,18 @@ def patterns_of(sparsity: Sparsity) -> list[str] | None:
     return list(sparsity) if isinstance(sparsity, Mapping) else None
 
 
-def unmatched(leaves: Sequence[Leaf], sparsity: Mapping[str, float]) -> list[str]:
-    """Patterns that match no sparse leaf first."""
-    used = {_first_match(leaf.path, sparsity) for leaf in leaves if leaf.sparse}
-    return [pattern for pattern in sparsity if pattern not in used]
+def check_patterns(leaves: Sequence[Leaf], name: str, patterns: Any) -> None:
+    """Raises if a pattern is the first match of no leaf; of no sparse leaf, for `sparsity`."""
+    if not isinstance(patterns, Mapping) or not leaves:
+        return
+    weights = [leaf for leaf in leaves if leaf.sparse or name != "sparsity"]
+    used = {_first_match(leaf.path, patterns) for leaf in weights}
+    for pattern in patterns:
+        if pattern not in used:
+            raise ValueError(
+                f"{name}: pattern {pattern!r} is the first match of no weight: there are "
+                + ", ".join(leaf.path for leaf in leaves)
+            )
 
 
 def _allocated(
@@ -217,52 +229,18 @@ def _by_name(path: str, keys: Any, shapes: Mapping[str, Any], layer: Any) -> boo
     if not _WEIGHT.fullmatch(name):
         return False
     embeds = "embed" in parent.rpartition("/")[2].lower()
-    return not embeds or _bias_shape(path, shapes) is not None  # a patch embedding is linear
+    return not embeds or bias_shape(path, shapes) is not None  # a patch embedding is linear
 
 
-def _layout(path: str, shapes: Mapping[str, Any], layer: Any, stacked: int | None) -> str:
+def _layout(path: str, shape: tuple[int, ...], layer: Any, axes: Axes, stacked: int | None) -> str:
     """Letters of a leaf's axes."""
-    shape, parts = shapes[path], path.split("/")
-    name, parent = parts[-1].lower(), parts[-2] if len(parts) > 1 else ""
-    if name.startswith("weight"):
+    if path.rpartition("/")[2].lower().startswith("weight"):
         rank = 2 + getattr(layer, "num_spatial_dims", 0) if layer is not None else len(shape)
         members = max(len(shape) - rank, 0) if stacked is None else stacked
         return ("m" * members + "oi" + "s" * len(shape))[: len(shape)]
-    bias = _bias_shape(path, shapes)
-    hinted = any(_STACKED.match(part) for part in parts)
-    members, outputs = _stack(shape, bias, hinted, stacked)
-    rest = len(shape) - members
-    siblings = "/".join(parts[:-2])
-    attention = any(p.startswith(f"{siblings}/query/".lstrip("/")) for p in shapes)
-    if attention and parent in _ATTENTION and rest == 3:
-        outputs = 2
-    inputs = 2 if attention and parent == "out" and rest == 3 else 1
-    outputs = min(outputs, max(rest - inputs, 0))
-    window = max(rest - inputs - outputs, 0)
+    members, inputs, outputs = axes
+    window = max(len(shape) - members - inputs - outputs, 0)
     return ("m" * members + "s" * window + "i" * inputs + "o" * outputs)[: len(shape)]
-
-
-def _stack(
-    shape: tuple[int, ...], bias: tuple[int, ...] | None, hinted: bool, stacked: int | None
-) -> tuple[int, int]:
-    """Leading axes that stack networks, and trailing output axes, of a kernel."""
-    fits = []
-    if bias:
-        fits = [
-            (s, len(bias) - s)
-            for s in range(len(bias))
-            if len(shape) > len(bias) and shape[:s] + shape[len(shape) - len(bias) + s :] == bias
-        ]
-    if stacked is not None:
-        return next(((s, o) for s, o in fits if s == stacked), (stacked, 1))
-    if not fits:
-        return (1 if hinted and len(shape) >= 3 else 0), 1
-    return fits[-1] if hinted else fits[0]
-
-
-def _bias_shape(path: str, shapes: Mapping[str, Any]) -> tuple[int, ...] | None:
-    parent, slash, _ = path.rpartition("/")
-    return next((shapes[n] for b in ("bias", "b") if (n := parent + slash + b) in shapes), None)
 
 
 def _equinox_layers(params: Params) -> dict[str, Any]:
@@ -276,6 +254,16 @@ def _equinox_layers(params: Params) -> dict[str, Any]:
             del layers[path]
             layers |= inner
     return layers
+
+
+def _check_arrays(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Raises if a leaf is no array."""
+    for path, leaf in zip(paths, leaves):
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)):
+            raise ValueError(
+                f"params has a leaf that is no array: {path or '(unnamed)'} is {leaf!r}. Give "
+                "arrays only, for Equinox eqx.filter(model, eqx.is_inexact_array)"
+            )
 
 
 def _is_float(leaf: Any) -> bool:

@@ -46,9 +46,11 @@ def masked(leaves: Sequence[Leaf], codes: Params, tree: Params) -> Params:
 
 
 def kept_places(leaves: Sequence[Leaf], codes: Params, due: Array | bool) -> list[Array | None]:
-    """Which places of each sparse leaf keep their value in this update."""
+    """Which places of each sparse leaf keep their value in this update: code 1, and code 2 as well
+    where no mask update is due. One comparison of bytes, which XLA vectorises."""
+    kinds = jnp.where(due, jnp.uint8(1), jnp.uint8(2))
     flat = zip(leaves, jax.tree.leaves(codes))
-    return [jnp.where(due, c == 1, c > 0) if leaf.sparse else None for leaf, c in flat]
+    return [c - jnp.uint8(1) < kinds if leaf.sparse else None for leaf, c in flat]
 
 
 def change_codes(inputs: Inputs, due: Array | bool, weights: Params) -> Params:

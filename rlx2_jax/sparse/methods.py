@@ -18,6 +18,7 @@ A function of your own that returns a `Method` can be passed to `sparsify` inste
 | `magnitude`, `snip`, `grasp` | dense | prune once |
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ class Method(NamedTuple):
       structure: the pattern of the masks.
       smoothed: whether `change` reads the smoothed gradient.
       signs: whether `change` reads the initial signs.
+      hessian: whether `change` reads the Hessian-gradient product.
+      at: the only update that changes masks, if there is only one.
       fraction: the largest share of links that one mask update moves, if known.
     """
 
@@ -58,6 +61,8 @@ class Method(NamedTuple):
     structure: Structure = Structure()
     smoothed: bool = False
     signs: bool = False
+    hessian: bool = False
+    at: Any = None
     fraction: Any = None
 
 
@@ -98,8 +103,9 @@ def set_(*, grow: str | rules.GrowRule = "random", **options: Any) -> Method:
 
 
 def srigl(*, structure: Pattern = "fan_in", **options: Any) -> Method:
-    """SRigL (Lasby et al., 2024) without its removal of units: every output unit has the same
-    number of links, and moves the same share of them by RigL's criteria."""
+    """SRigL (Lasby et al., 2024): every output unit has the same number of links. The smallest
+    weights of the whole layer go, and every unit grows as many as it lost. The paper also removes
+    units with few salient weights and gives their links to the others; this does not."""
     return rigl(structure=structure, **options)._replace(name="srigl")
 
 
@@ -121,8 +127,9 @@ def snfs(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method
 
 def dsr(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method:
     """Dynamic sparse reparameterisation (Mostafa and Wang, 2019): the share ζ_t of smallest weights
-    of all layers together is dropped (an exact count in place of an adaptive threshold); layers
-    regrow at random, in proportion to the links that survive in them."""
+    of all layers together is dropped; layers regrow at random, in proportion to the links that
+    survive in them. The paper adapts a threshold so that about a fixed number of links goes; the
+    count here is exact and falls with ζ_t."""
 
     def change(step: Step, fraction: Array) -> Change:
         scores = [draw(step.key) for draw in step.uniform]
@@ -180,7 +187,7 @@ def gmp(
     """
     whole("interval", interval)
     whole("t_end", t_end)
-    if known(start, t_end) and not t_end > start >= 0:
+    if known(start, t_end) and not int(t_end) > int(start) >= 0:
         raise ValueError(f"start={start}: give gmp one in [0, t_end={t_end})")
 
     def done(count: Array) -> Array:
@@ -220,7 +227,7 @@ def grasp(*, at: Any = 1, scope: str = "global", structure: Pattern = None) -> M
             )
         return [w * h for w, h in zip(step.weights, step.hessian_gradient())]
 
-    return _once("grasp", score, scope, structure, at)
+    return _once("grasp", score, scope, structure, at)._replace(hessian=True)
 
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -240,13 +247,22 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
+def options_of(function: Callable[..., Method]) -> list[str]:
+    """Names of the options of a method."""
+    found = inspect.signature(function).parameters.values()
+    own = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+    more = any(p.kind is p.VAR_KEYWORD for p in found)
+    base = METHODS["static" if function is METHODS["dense"] else "rigl"]
+    return own + [name for name in options_of(base) if name not in own] if more else own
+
+
 def _periodic(
     name: str, change: Callable[[Step, Array], Change], interval: Any, t_end: Any, zeta0: Any
 ) -> Method:
     whole("interval", interval)
     whole("t_end", t_end)
     share("zeta0", zeta0)
-    if known(zeta0) and zeta0 == 0:
+    if known(zeta0) and float(zeta0) == 0:
         return Method(name)
     warn(name, interval, t_end)
 
@@ -290,4 +306,5 @@ def _once(
     if structure is not None and scope == "global":
         scope = "layer"
     everything = lambda count: jnp.ones((), jnp.float32)  # noqa: E731
-    return _pruning(name, score, scope, structure, lambda count: count == at, everything)
+    due = lambda count: count == at  # noqa: E731
+    return _pruning(name, score, scope, structure, due, everything)._replace(at=at)

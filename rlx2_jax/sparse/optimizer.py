@@ -10,7 +10,6 @@ target = rlx2.mask(optax.incremental_update(params, target, tau), state)
 """
 
 import inspect
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ import optax
 
 from rlx2_jax.sparse import leaves as leaves_lib
 from rlx2_jax.sparse import masks as masks_lib
-from rlx2_jax.sparse import placement
+from rlx2_jax.sparse import placement, seeds
 from rlx2_jax.sparse.groups import initial
 from rlx2_jax.sparse.inner import advance, owners, restored, zeroed
 from rlx2_jax.sparse.leaves import Choice, Leaf, Sparsity
@@ -33,10 +32,11 @@ from rlx2_jax.sparse.mask_update import (
     kept_places,
     masked,
 )
-from rlx2_jax.sparse.methods import METHODS, Method
-from rlx2_jax.sparse.options import choose, known
+from rlx2_jax.sparse.methods import METHODS, Method, options_of
+from rlx2_jax.sparse.options import axes as check_axes
+from rlx2_jax.sparse.options import choose, known, warn_caller
 from rlx2_jax.sparse.state import SparsifyState
-from rlx2_jax.sparse.structure import local, placed_as
+from rlx2_jax.sparse.structure import Structure, local, placed_as
 from rlx2_jax.types import Array, Params
 
 
@@ -119,6 +119,8 @@ def sparsify(
     choose("distribution", distribution, masks_lib.DISTRIBUTIONS)
     choose("init", init, masks_lib.INITS)
     choose("moments", moments, ("zero", "keep"))
+    check_axes("stacked", stacked)
+    seeds.check(seed)
     plan = _method(method, options)
     when_due = plan.mask_step if mask_step is None else mask_step
     choose("mask_step", when_due, ("skip", "after"))
@@ -129,16 +131,12 @@ def sparsify(
     def described(params: Params) -> list[Leaf]:
         leaves = leaves_lib.describe(params, choice, stacked, layouts)
         if leaves and not any(leaf.sparse for leaf in leaves):
-            raise ValueError(_nothing_sparse(leaves, choice))
+            raise ValueError(_nothing_sparse(leaves, choice, stacked))
         for leaf in leaves:
             if leaf.sparse:
                 plan.structure.check(leaf)
-        if isinstance(sparsity, Mapping) and leaves:
-            for pattern in leaves_lib.unmatched(leaves, sparsity):
-                raise ValueError(
-                    f"pattern {pattern!r} is the first match of no weight: there are "
-                    + ", ".join(leaf.path for leaf in leaves)
-                )
+        for name, given in (("sparsity", sparsity), ("stacked", stacked), ("layouts", layouts)):
+            leaves_lib.check_patterns(leaves, name, given)
         return leaves
 
     def links(leaves: Sequence[Leaf], arrays: Sequence[Array]) -> list[int | Array]:
@@ -148,11 +146,12 @@ def sparsify(
         flat, treedef = jax.tree.flatten(params)
         leaves = described(params)
         chosen = [i for i, leaf in enumerate(leaves) if leaf.sparse]
-        key = _key(seed, leaves, params)
+        key = seeds.key(seed, leaves, params)
         masks: list[Any] = [jnp.ones(leaf.shape, bool) for leaf in leaves]
         if plan.begins == "sparse" and chosen:
             keys = jax.random.split(jax.random.fold_in(key, 0), len(chosen))
             counts = links(leaves, [flat[i] for i in chosen])
+            _warn_if_none_moves(plan, [leaves[i] for i in chosen], counts)
             for i, subkey, count in zip(chosen, keys, counts):
                 draw = jax.random.uniform(subkey, leaves[i].shape)
                 score = jnp.abs(local(flat[i])) if init == "magnitude" else draw
@@ -260,47 +259,32 @@ def _method(method: str | Method, options: dict[str, Any]) -> Method:
         inspect.signature(function).bind(**options)
         return function(**options)
     except TypeError as error:
-        takes = ", ".join(_options(function))
+        takes = ", ".join(options_of(function))
         raise ValueError(f"method {method!r}: {error}; its options are {takes}") from None
 
 
-def _options(function: Callable[..., Method]) -> list[str]:
-    found = inspect.signature(function).parameters.values()
-    own = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
-    more = any(p.kind is p.VAR_KEYWORD for p in found)
-    base = METHODS["static" if function is METHODS["dense"] else "rigl"]
-    return own + [name for name in _options(base) if name not in own] if more else own
-
-
-def _key(seed: int | Array | None, leaves: Sequence[Leaf], params: Params) -> Array:
-    """A key of its own: from the seed, or from paths and values of the parameters."""
-    make = partial(jax.random.key, impl="threefry2x32")
-    if seed is None:
-        names = zlib.crc32("\n".join(leaf.path for leaf in leaves).encode())
-        key = make(names)
-        for x in jax.tree.leaves(params):
-            if jnp.issubdtype(jnp.result_type(x), jnp.floating):
-                values = local(jnp.asarray(x, jnp.float32)).ravel()
-                bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-                weights = jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B1) + 1
-                key = jax.random.fold_in(key, jnp.sum(bits * weights, dtype=jnp.uint32))
-        return key
-    if not isinstance(seed, jax.Array):
-        return make(seed)
-    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jax.random.bits(seed, (2,)), impl="threefry2x32")
-    if seed.shape == (2,) and seed.dtype == jnp.uint32:  # jax.random.PRNGKey
-        return jax.random.wrap_key_data(seed + jnp.uint32(0), impl="threefry2x32")
-    return make(seed)
-
-
-def _nothing_sparse(leaves: Sequence[Leaf], choice: Any) -> str:
+def _nothing_sparse(leaves: Sequence[Leaf], choice: Any, stacked: Any) -> str:
     shown = ", ".join(f"{leaf.path or '(unnamed)'} {leaf.shape}" for leaf in leaves[:8])
     rule = leaves_lib.RULE if choice is None else f"those chosen by {choice!r}"
+    if stacked is not None:
+        rule += f", without the axes of stacked={stacked!r}"
     return (
         f"no leaf of params is sparse: {shown}. Sparse are {rule}. Choose others with `sparse`, "
         "use the plain optimizer for trees without weights, and put sparsify around optax.flatten"
     )
+
+
+def _warn_if_none_moves(plan: Method, leaves: Sequence[Leaf], counts: Sequence[Any]) -> None:
+    """Warns if every mask update rounds the links to move down to none."""
+    if plan.fraction is None or not known(plan.fraction, *counts):
+        return
+    groups = [plan.structure.links(leaf, n) for leaf, n in zip(leaves, counts)]
+    most = sum(groups) if plan.structure == Structure() else max(groups)  # DSR ranks all layers
+    if most * (1 + 2.0**-22) * plan.fraction < 1:
+        warn_caller(
+            f"{plan.name} never moves a link: zeta0={plan.fraction} of {most} links is less than "
+            "one"
+        )
 
 
 def _check_inner(inner: Any, params: Params) -> None:

@@ -31,23 +31,37 @@ from rlx2_jax.types import Array, Params
 
 
 class Factors(NamedTuple):
-    """A dense gradient that is not formed: ∂L/∂θ = x gᵀ of a linear layer y = xᵀθ."""
+    """A dense gradient that is not formed: ∂L/∂θ = x gᵀ of a linear layer y = xᵀθ.
 
-    x: Array  # [in, batch], inputs
-    g: Array  # [out, batch], gradient of the loss with respect to the outputs
+    Attributes:
+      x: inputs: [in, batch].
+      g: gradient of the loss with respect to the outputs: [out, batch].
+    """
+
+    x: Array
+    g: Array
 
 
 class Layer(NamedTuple):
     """The inputs of a rule. In the masked form `weight` and arrays of its shape are
-    [in, out], in the compact form they are vectors over the links."""
+    [in, out], in the compact form they are vectors over the links.
+
+    Attributes:
+      weight: θ.
+      grad: gradient with respect to `weight`.
+      mu, nu: Adam's moments of `weight`; None where the optimizer is not ours.
+      dense_grad: gradient at every place, absent links included: [in, out], or its `Factors`.
+      uniform: key -> [in, out], uniform in (0, 1); differs by layer.
+      smoothed: smoothed dense gradient, for rules that declare it with `uses_smoothed`.
+    """
 
     weight: Array
-    grad: Array  # gradient with respect to `weight`
-    mu: Array | None  # Adam's moments of `weight`; None where the optimizer is not ours
+    grad: Array
+    mu: Array | None
     nu: Array | None
-    dense_grad: Array | Factors  # gradient at every place, absent links included
-    uniform: Callable[[Array], Array]  # key -> [in, out], uniform in (0, 1); differs by layer
-    smoothed: Array | None = None  # smoothed dense gradient, for rules that declare it
+    dense_grad: Array | Factors
+    uniform: Callable[[Array], Array]
+    smoothed: Array | None = None
 
 
 SMOOTHING = 0.9  # of the smoothed gradient

@@ -126,8 +126,17 @@ def sparsity(state: Any) -> Any:
 
 
 class Row(NamedTuple):
-    """One leaf: its live links, their share, and the FLOPs of a forward pass of one sample
-    (appendix C.3.2), for a convolution at one position."""
+    """One leaf of a `Summary`.
+
+    Attributes:
+      layer: its path.
+      shape: its shape.
+      links: live links.
+      density: their share.
+      flops: FLOPs of a forward pass of one sample (appendix C.3.2), for a convolution at one
+        position.
+      sparse: whether the leaf is sparse.
+    """
 
     layer: str
     shape: tuple[int, ...]
@@ -138,7 +147,12 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A table of all leaves; `str` and `print` show it."""
+    """A table of all leaves; `str` and `print` show it.
+
+    Attributes:
+      rows: one `Row` per leaf.
+      rule: how sparse leaves were chosen.
+    """
 
     rows: tuple[Row, ...]
     rule: str
@@ -181,6 +195,8 @@ def summary(params: Params, state: Any) -> Summary:
     """
     rows, by_rule = [], True
     known = {}
+    if any(isinstance(x, Tracer) for part in _states(state) for x in jax.tree.leaves(part)):
+        raise ValueError("summary needs arrays with values: call it outside of jit and vmap")
     for part in _states(state):
         flat = jax.tree_util.tree_flatten_with_path(part.masks)[0]
         for (path, m), chosen in zip(flat, _selected(part)):

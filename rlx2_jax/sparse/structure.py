@@ -23,7 +23,13 @@ Pattern = str | tuple[int, int] | None
 
 
 class Structure(NamedTuple):
-    """A pattern. Only `nm` or `block` is given, or neither."""
+    """A pattern. Only `nm` or `block` is given, or neither.
+
+    Attributes:
+      name: `unstructured`, `fan_in`, or what messages call it.
+      nm: (n, m) of n:m sparsity.
+      block: inputs and outputs of a block.
+    """
 
     name: str = "unstructured"
     nm: tuple[int, int] | None = None
@@ -41,6 +47,15 @@ class Structure(NamedTuple):
                     f"{leaf.path} has {sizes[side]} {side}, which {self.name} cannot divide into "
                     f"groups of {unit}: leave this leaf out (sparsity by pattern, or `sparse`)"
                 )
+
+    def divides(self, leaf: Leaf) -> bool:
+        """Whether the leaf's sizes fit the pattern."""
+        rows, columns = self.block or ((self.nm[1], 1) if self.nm else (1, 1))
+        return leaf.size("i") % rows == 0 and leaf.size("o") % columns == 0
+
+    def on(self, leaf: Leaf) -> "Structure":
+        """The pattern itself, or none for a leaf that it does not divide."""
+        return self if self.divides(leaf) else Structure()
 
     def groups(self, leaf: Leaf, x: Array) -> Array:
         """Scores or masks of a leaf as [groups, size]; blocks are summed."""
@@ -77,22 +92,34 @@ class Structure(NamedTuple):
             return _at_least_one((links + outputs // 2) // outputs, size // outputs)
         return links
 
+    def total(self, leaf: Leaf, links: int) -> int:
+        """Links that one member of the leaf really has, where `links` were asked for."""
+        own, size = self.links(leaf, links), math.prod(leaf.member_shape)
+        if self.block:
+            return own * math.prod(self.block)
+        if self.nm:
+            return own * (size // self.nm[1])
+        return own * leaf.size("o") if self.name == "fan_in" else own
+
 
 def parse(pattern: Pattern) -> Structure:
-    """A structure from its short form: None, "fan_in", "2:4" or (4, 4)."""
-    if pattern is None:
+    """A structure from its short form: None or "none", "fan_in", "2:4", (4, 4) or "4x4"."""
+    if pattern is None or pattern == "none":
         return Structure()
     if pattern == "fan_in":
         return Structure("fan_in")
     found = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
     if found and 0 < int(found[1]) <= int(found[2]):
         return Structure(str(pattern), nm=(int(found[1]), int(found[2])))
+    block = re.fullmatch(r"(\d+)x(\d+)", pattern) if isinstance(pattern, str) else None
+    if block:
+        pattern = (int(block[1]), int(block[2]))
     pair = isinstance(pattern, tuple) and len(pattern) == 2
     if pair and all(isinstance(n, int) and n > 0 for n in pattern):
         return Structure(f"block {pattern}", block=pattern)  # pyright: ignore[reportArgumentType]
     raise ValueError(
         f"structure={pattern!r}: use None, 'fan_in', 'n:m' with n <= m such as '2:4', or the sizes "
-        "of a block such as (4, 4)"
+        "of a block such as (4, 4) or '4x4'"
     )
 
 

@@ -33,7 +33,13 @@ def update_fraction(step: Array | int, zeta0: Array | float, t_end: Array | int)
 
 
 class Evolution(NamedTuple):
-    """New parameters and masks, and which links keep their value (and moments and target)."""
+    """The result of a mask update, in trees of one structure.
+
+    Attributes:
+      params: new parameters: 0 without a link, and on links that do not keep their value.
+      masks: new masks.
+      inherited: which links keep their value (and moments and target).
+    """
 
     params: Params
     masks: Masks
@@ -135,18 +141,21 @@ def links_to_move(live: Array, fraction: Array | float) -> Array:
 
 
 class Schedule(NamedTuple):
-    """When one network of one lane evolves, and how. All scalars, all traced."""
+    """When the masks of one network of one lane change, and how. Traced; `lane_topology` has
+    what is static.
 
-    zeta0: Array  # ζ_0; 0 never evolves (static and dense networks)
-    interval: Array  # Δ_m, in updates of this network
-    t_end: Array  # T_end, likewise
-    grow: Array  # number of the growth rule among those of the program
-    drop: Array  # number of the drop rule, likewise
+    Attributes:
+      zeta0: ζ_0; 0 never changes masks (static and dense networks).
+      interval: Δ_m, in updates of this network.
+      t_end: T_end, likewise.
+      grow: number of the growth rule among those of the program.
+      drop: number of the drop rule, likewise.
+      links: of each kernel once pruned, for methods that prune.
+    """
 
-    def due(self, count: Array) -> Array:
-        """Whether update `count` (from 1) is a mask update: bool[]."""
-        return (self.zeta0 > 0) & (count % self.interval == 0) & (count < self.t_end)
-
-    def fraction(self, count: Array) -> Array:
-        """ζ at update `count`: 0, which changes nothing, where no mask update is due."""
-        return jnp.where(self.due(count), update_fraction(count, self.zeta0, self.t_end), 0.0)
+    zeta0: Array
+    interval: Array
+    t_end: Array
+    grow: Array
+    drop: Array
+    links: dict[str, Array] | None = None

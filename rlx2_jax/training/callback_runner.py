@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +20,7 @@ from rlx2_jax.control_flow import zeros
 from rlx2_jax.envs import EnvironmentFailure, HostEnvs
 from rlx2_jax.training import host_callback, segments
 from rlx2_jax.training import lane as lanes_
+from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.host_callback import CONTINUE, SKIPPED, STOP, HostCallback
 from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.lane_group import Group
@@ -84,7 +84,7 @@ def _run(
 
 
 # Compiled once per Config, as in `program`.
-_compiled_run = jax.jit(_run, static_argnums=(5, 6), donate_argnums=0)
+_compiled_run = SharedJit(_run, static=(5, 6), donate=(0,))
 
 
 class CallbackRunner:

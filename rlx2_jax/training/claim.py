@@ -13,6 +13,7 @@ from rlx2_jax.files import Damaged
 from rlx2_jax.kernels import native
 from rlx2_jax.training import fingerprint, logging, manifest, weights
 from rlx2_jax.training.checkpoint import Checkpoints, Saved
+from rlx2_jax.training.logging import SUMMARY as SUMMARY
 from rlx2_jax.training.run import (
     CHECKPOINTS,
     CONFIG,
@@ -31,7 +32,7 @@ from rlx2_jax.training.run import (
 
 # Fields that a run adds to the metadata of a checkpoint.
 _META = {"progress": list, "lanes": list, "exact": bool, "run": str, "fingerprint": dict}
-SUMMARY, CURVES = "summary.json", "curves.png"
+CURVES = "curves.png"
 _PNG_END = b"IEND\xaeB`\x82"
 
 
@@ -62,6 +63,32 @@ def claim(
                 files.write_json(file, found.to_json())
         if restart or not resumed:
             Checkpoints(copy.parent).begin()
+    except OSError as error:
+        raise RunError(
+            f"cannot write {CONFIG} to {directory} ({files.first_line(error)}): free some space, "
+            f"or choose another --logdir"
+        ) from error
+    return found
+
+
+def claim_parts(
+    run: Run, directory: Path, *, resume: bool, restart: bool, say: Callable[[str], None]
+) -> Run:
+    """The same for a run in parts, each of which is claimed by whoever trains it."""
+    if resume and has_run(directory):
+        found = read_run(directory, say, allow_imports=True)
+        found = _add_time_limit(found, run, say)
+        check_same_settings(found, run, directory)
+        if restart:
+            _discard(directory)
+    else:
+        _refuse_other_files(directory)
+        found = run
+    try:
+        for file in (directory / CONFIG, directory / CHECKPOINTS / CONFIG):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not _holds(file, found):
+                files.write_json(file, found.to_json())
     except OSError as error:
         raise RunError(
             f"cannot write {CONFIG} to {directory} ({files.first_line(error)}): free some space, "
@@ -139,12 +166,12 @@ def _refuse_other_files(directory: Path) -> None:
 
 
 def check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
-    """The form of execution, the chunk and names of lanes may differ: the run keeps those that it
-    began with."""
+    """The form of execution, how lanes are divided and their names may differ: the run keeps what
+    it began with."""
 
     def plain(run: Run) -> dict[str, Any]:
         own = [dataclasses.replace(x, execution="masked", name="") for x in run.lanes]
-        return dataclasses.replace(run, lanes=tuple(own), chunk=0).to_json()
+        return dataclasses.replace(run, lanes=tuple(own), chunk=0, shards=0, parts=0).to_json()
 
     ours, theirs = plain(wanted), plain(found)
     other = [name for name in ours if ours[name] != theirs[name]]
@@ -195,7 +222,7 @@ def damaged(directory: Path) -> list[str]:
         return []
     run = read_run(directory, allow_imports=True)
     found = ([] if _holds(directory / CONFIG, run) else [CONFIG]) + store.damaged()
-    for number in range(len(run.lanes)):
+    for number in range(run.first, run.first + len(run.lanes)):
         name = f"final/lane-{number}.npz"
         try:
             weights.load(directory / name)

@@ -21,23 +21,23 @@ def demonstrate(
 ) -> Transition:
     """The first `transitions` of an expert's noise-free episodes in one environment, which have
     seeds of their own: `[transitions, 1, ...]`."""
-    found: list[Transition] = []
+    steps: list[Transition] = []
     episode = 0
-    while len(found) < transitions:
+    while len(steps) < transitions:
         episode += 1  # a seed for each, whatever their lengths: one stream for the whole set
         first = seeds(seed, Stream.DEMONSTRATION, episode)[-1:]
         for obs, action, after, _ in host_episodes(env, act, first):
             ends = (after.terminated, after.truncated)
             row: tuple[Any, ...] = (obs, action, after.reward, after.next_obs, *ends, action)
-            found.append(Transition(*row))
-    return jax.tree.map(lambda *rows: np.stack(rows), *found[:transitions])
+            steps.append(Transition(*row))
+    return jax.tree.map(lambda *rows: np.stack(rows), *steps[:transitions])
 
 
 def of_lanes(config: Config, lanes: Sequence[Lane], env: HostEnvs) -> list[Transition]:
     """As many transitions of each lane's expert as replay holds, with the lane's seed."""
     policy = jax.jit(networks.policy)
     keys = [(str(lane.expert), lane.seed) for lane in lanes]
-    found: dict[tuple[str, int], Transition] = {}
+    data: dict[tuple[str, int], Transition] = {}
     for path, seed in dict.fromkeys(keys):
         actor = weights.expert_actor(path, config)
         obs = jax.ShapeDtypeStruct((1, config.obs_dim), np.float32)
@@ -48,5 +48,5 @@ def of_lanes(config: Config, lanes: Sequence[Lane], env: HostEnvs) -> list[Trans
                 f"a file of a TD3 run on this environment"
             )
         act = lambda obs, actor=actor: np.asarray(policy(actor, obs))  # noqa: E731
-        found[path, seed] = demonstrate(act, env, seed, config.capacity)
-    return [found[key] for key in keys]
+        data[path, seed] = demonstrate(act, env, seed, config.capacity)
+    return [data[key] for key in keys]

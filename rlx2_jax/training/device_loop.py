@@ -7,60 +7,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.config import Config, Lane
+from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import zeros
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import plan, segments
+from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.evaluate import DeviceEvaluator
 from rlx2_jax.training.lane import LaneState, Stream, stream_key
 from rlx2_jax.training.lane_group import Group
 from rlx2_jax.training.loop import Evaluator, Loop, Stop, chosen
 from rlx2_jax.training.program import Program, plain_lanes, step_lanes
 from rlx2_jax.training.snapshot import Snapshot
-from rlx2_jax.types import Transition
+from rlx2_jax.types import Array, Device, Transition
+
+_Carry = tuple[LaneState, Any]  # of lanes and of their environments
 
 
-class _DeviceGroup(Group):
-    """Lanes of one program with their environments, all on the device."""
+class DeviceSteps:
+    """The compiled functions of lanes with their environments, shared by all groups of a loop."""
 
-    def __init__(self, config: Config, lanes: list[Lane], env: DeviceEnv):
-        super().__init__(config, lanes)
+    def __init__(self, env: DeviceEnv):
+        self._env = env
         self._step_envs = jax.vmap(jax.vmap(env.step))
+        self.begin = SharedJit(self._begin, static=(1,))
+        self.plain = SharedJit(self._plain, static=(4, 5), donate=(0,))
+        self.event = SharedJit(self._event, static=(3, 4), donate=(0,))
 
-        def begin(seed: jax.Array) -> Any:
+    def _begin(self, seeds: Array, config: Config) -> Any:
+        def one(seed: Array) -> Any:
             index = jnp.arange(config.num_envs)
             keys = jax.vmap(lambda i: stream_key(seed, Stream.ENVIRONMENT, i))(index)
-            return jax.vmap(env.reset)(keys)
+            return jax.vmap(self._env.reset)(keys)
 
-        lane_seeds = jnp.asarray([lane.seed for lane in self.program.lanes], jnp.int32)
-        self.env_state = jax.jit(jax.vmap(begin))(lane_seeds)
-        self.start(np.asarray(self.env_state.obs), env.spec.max_episode_steps)
-        self._plain = jax.jit(self._plain_steps, static_argnums=3, donate_argnums=0)
-        self._event = jax.jit(self._event_step, static_argnums=2, donate_argnums=0)
+        return jax.vmap(one)(seeds)
 
-    def advance(self, last: int, learn: bool) -> None:
-        """All time steps up to `last`."""
-        while self.time < last:
-            carry, event = (self.state, self.env_state), self._next_event()
-            stop = min(last, event - 1)
-            if stop > self.time:
-                times = np.int32(self.time), np.int32(stop)
-                self.state, self.env_state, metrics = self._plain(carry, *times, learn)
-            else:
-                stop = event
-                self.state, self.env_state, metrics = self._event(carry, np.int32(event), learn)
-            self.metrics = metrics or self.metrics
-            self.time = stop
-
-    def _next_event(self) -> int:
-        return segments.next_event(self.program.config, self.time)
-
-    def _plain_steps(
-        self, carry: tuple[LaneState, Any], time: jax.Array, until: jax.Array, learn: bool
+    def _plain(
+        self, carry: _Carry, time: Array, until: Array, hyper: Hyper, config: Config, learn: bool
     ) -> tuple[LaneState, Any, Any]:
         """Time steps after `time` up to `until`, none of them an event."""
-        hyper, config = self.program.hyper, self.program.config
 
         def step(carry: Any, t: jax.Array, dues: segments.Dues, active: jax.Array | bool) -> Any:
             state, before, old = carry
@@ -68,18 +53,48 @@ class _DeviceGroup(Group):
             state, metrics = plain_lanes(state, after, t, hyper, config, dues, active)
             return state, *segments.select(active, (env_state, metrics), (before, old))
 
-        metrics = zeros(lambda: self._event_step(carry, time, learn)[2])
+        metrics = zeros(lambda: self._event(carry, time, hyper, config, learn)[2])
         return segments.plain_steps((*carry, metrics), time, until, config, learn, step)
 
-    def _event_step(
-        self, carry: tuple[LaneState, Any], t: jax.Array, learn: bool
+    def _event(
+        self, carry: _Carry, t: Array, hyper: Hyper, config: Config, learn: bool
     ) -> tuple[LaneState, Any, Any]:
         """A time step at which masks may evolve or the buffer is checked."""
         state, env_state = carry
         env_state, after = self._step_envs(env_state, state.acting.action)
-        hyper, config = self.program.hyper, self.program.config
         state, metrics = step_lanes(state, after, t, hyper, config, learn)
         return state, env_state, metrics
+
+
+class _DeviceGroup(Group):
+    """Lanes of one program with their environments, all on the device."""
+
+    def __init__(
+        self, config: Config, lanes: list[Lane], device: Device | None, steps: DeviceSteps
+    ):
+        super().__init__(config, lanes, device)
+        self._steps = steps
+        seeds = jnp.asarray([lane.seed for lane in self.program.lanes], jnp.int32)
+        self.env_state = steps.begin(self.program.put(seeds), config)
+
+    def advance(self, last: int, learn: bool) -> None:
+        """All time steps up to `last`."""
+        own = (self.program.hyper, self.program.config, learn)
+        while self.time < last:
+            carry, event = (self.state, self.env_state), self._next_event()
+            stop = min(last, event - 1)
+            if stop > self.time:
+                times = np.int32(self.time), np.int32(stop)
+                self.state, self.env_state, metrics = self._steps.plain(carry, *times, *own)
+            else:
+                stop = event
+                found = self._steps.event(carry, np.int32(event), *own)
+                self.state, self.env_state, metrics = found
+            self.metrics = metrics or self.metrics
+            self.time = stop
+
+    def _next_event(self) -> int:
+        return segments.next_event(self.program.config, self.time)
 
 
 class DeviceLoop(Loop):
@@ -95,12 +110,20 @@ class DeviceLoop(Loop):
         only: Sequence[int] | None = None,
         data: Sequence[Transition] | None = None,
         make_evaluator: Callable[[Program], Evaluator] | None = None,
+        devices: Sequence[Device] | None = None,
+        shards: int = 1,
     ):
-        """`only`: positions of lanes; groups without any of them are left out. `data`: transitions
+        """`only`: positions of lanes; blocks without any of them are left out. `data`: transitions
         that each lane's replay begins with, `[rows, envs, ...]`. `make_evaluator`: by default, of
-        episodes in `env`."""
-        parts = chosen(plan.parts(config, lanes), only)
-        groups = [_DeviceGroup(part.config, [lanes[i] for i in part.lanes], env) for part in parts]
+        episodes in `env`. `devices`: to run on; `shards`: as of `plan.blocks`."""
+        parts = chosen(plan.blocks(plan.parts(config, lanes), shards, turns=False), only)
+        steps = DeviceSteps(env)
+        groups = [
+            _DeviceGroup(part.config, [lanes[i] for i in part.lanes], device, steps)
+            for part, device in zip(parts, plan.place(parts, devices))
+        ]
+        for group in groups:
+            group.start(np.asarray(group.env_state.obs), env.spec.max_episode_steps)
         make = make_evaluator or (lambda program: DeviceEvaluator(env, program, episodes))
         super().__init__(
             groups,
@@ -131,6 +154,6 @@ class DeviceLoop(Loop):
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
         del exact
         for group, saved in zip(self._groups, snapshots):
-            group.state, group.time = saved.state, saved.time
-            group.env_state = jax.tree.map(jnp.asarray, saved.env)
+            group.state, group.time = group.program.put(saved.state), saved.time
+            group.env_state = group.program.put(jax.tree.map(jnp.asarray, saved.env))
             self.time = saved.time

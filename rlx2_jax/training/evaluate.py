@@ -5,6 +5,7 @@ against the discounted return that followed, the quantity that section 4.2 is ab
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.config import Lane
+from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.envs.rollout import Episode, device_episode, host_episodes
+from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.lane import LaneState, Stream, stream_key
 from rlx2_jax.training.program import Program, judge_lane, online_networks
 from rlx2_jax.types import Array
@@ -97,20 +99,8 @@ class DeviceEvaluator:
                 "evaluation on the device needs a time limit: add one with --max_episode_steps"
             )
         self._program, self._episodes = program, episodes
-        config = program.config
         self._discount = np.array([lane.discount for lane in program.lanes])
-
-        def lane(seed: Array, agent: Any) -> Episode:
-            actor, critic = online_networks(agent)
-
-            def act(obs: Array) -> tuple[Array, Array]:
-                action, q = judge_lane(actor, critic, obs[None], config.algo, config.critic_bounds)
-                return action[0], q[0]
-
-            keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
-            return jax.vmap(lambda key: device_episode(env, act, key))(keys)
-
-        self._run = jax.jit(jax.vmap(lane))
+        self._run = _episodes_on_device(env, program.config, episodes)
 
     def __call__(self, state: LaneState, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         del stop  # one call for all episodes
@@ -123,6 +113,23 @@ class DeviceEvaluator:
 
     def close(self) -> None:
         pass
+
+
+@functools.lru_cache(maxsize=8)
+def _episodes_on_device(env: DeviceEnv, config: Config, episodes: int) -> SharedJit:
+    """`(seeds, agents)` of stacked lanes to their episodes; one for all groups of lanes."""
+
+    def lane(seed: Array, agent: Any) -> Episode:
+        actor, critic = online_networks(agent)
+
+        def act(obs: Array) -> tuple[Array, Array]:
+            action, q = judge_lane(actor, critic, obs[None], config.algo, config.critic_bounds)
+            return action[0], q[0]
+
+        keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))
+        return jax.vmap(lambda key: device_episode(env, act, key))(keys)
+
+    return SharedJit(jax.vmap(lane))
 
 
 @_QUIET

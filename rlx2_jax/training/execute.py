@@ -1,15 +1,16 @@
 """Executes a run: trains its chunks of lanes one after another, with logs and checkpoints."""
 
 import contextlib
-import signal
+import dataclasses
 import time as clock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlx2_jax import files
 from rlx2_jax.files import Damaged
-from rlx2_jax.training import fingerprint, logging, summary, weights
+from rlx2_jax.training import devices as devices_
+from rlx2_jax.training import fingerprint, heartbeat, logging, summary, weights
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.checkpoint import Checkpoints, Saved
 from rlx2_jax.training.chunk import Chunk
@@ -29,6 +30,8 @@ from rlx2_jax.training.run import (
     make_loop,
     resume_command,
 )
+from rlx2_jax.training.tracking import Track, Tracking
+from rlx2_jax.types import Device
 
 _ATTEMPTS, _PAUSE = 3, 0.2  # to write closing files, and seconds between them
 _SHOWN = 1000  # steps between redrawings of the progress display
@@ -46,6 +49,10 @@ def execute(
     restart: bool = False,
     say: Callable[[str], None] | None = None,
     progress: bool = True,
+    track: Track | None = None,
+    devices: int = 0,
+    interrupt: Callable[[], str | None] = lambda: None,
+    home: Path | None = None,
 ) -> dict[str, Any]:
     """Trains all lanes of `run` in `directory`; returns the summary.
 
@@ -53,19 +60,31 @@ def execute(
       resume: continue the run that the directory holds, which must have the settings of `run`.
       restart: with `resume`, discard its checkpoints and logs and start again.
       say: prints a line for the user; default: above the progress display.
+      track: the trackers that it reports to; default: those that it reported to before.
+      devices: how many devices to use, 0 for all. A run may be continued on any number.
+      interrupt: returns a reason to save and stop, if there is one.
+      home: the directory to name in advice to continue, if `run` is a part of another.
 
     Raises:
       RunError: it cannot start, or files of the finished run could not be written.
       Stopped: SIGINT, SIGTERM or SIGHUP came; everything is saved.
       LaneFailure: an environment raised; saved as well.
     """
-    directory = Path(directory)
-    with locked(directory), Stopper() as stop:
-        labels = [label(lane, i) for i, lane in enumerate(run.lanes)]
+    directory, chosen = Path(directory), devices_.choose(devices)
+    if not run.shards and len(chosen) > 1:
+        run = dataclasses.replace(run, shards=len(chosen))
+    with locked(directory) as check, Stopper(interrupt) as stop:
+        labels = [label(lane, i) for i, lane in enumerate(run.lanes, run.first)]
         shown = logging.Progress(run.config.steps, labels, quiet=not progress)
         say = say or shown.say
         run = claim(run, directory, resume=resume, restart=restart, say=say)
-        return _Execution(run, directory, stop, say, shown).start(resume)
+        total = run.config.steps * -(-len(run.lanes) // run.chunk)
+        with (
+            heartbeat.Heartbeat(directory, total, say, check, stops=(Stopped,)) as pulse,
+            Tracking(track, run, directory, say, restart=restart) as tracking,
+        ):
+            parts = stop, say, shown, check, pulse, tracking, chosen, home or directory
+            return _Execution(run, directory, *parts).start(resume)
 
 
 class _Execution:
@@ -76,12 +95,18 @@ class _Execution:
         stop: Stopper,
         say: Callable[[str], None],
         progress: logging.Progress,
+        check: files.Check,
+        pulse: heartbeat.Heartbeat,
+        tracking: Tracking,
+        devices: Sequence[Device],
+        home: Path,
     ):
         self.run, self.directory, self.stop = run, directory, stop
-        self.say, self.progress = say, progress
-        self.resume_command = resume_command(run, directory)
+        self.say, self.progress, self.check = say, progress, check
+        self.pulse, self.tracking, self.devices = pulse, tracking, devices
+        self.resume_command = resume_command(run, home)
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
-        self.outbox = files.Outbox(say)
+        self.outbox = files.Outbox(say, check)
         self.fingerprint = fingerprint.fingerprint()
         self.digest = run.digest  # of the settings that the run began with
         self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
@@ -104,7 +129,7 @@ class _Execution:
             name: self.store.restore_log(saved, self.directory / name, self.say)
             for name in logging.LOGS
         }
-        self.log = logging.RunLog(self.directory, self.say, sizes)
+        self.log = logging.RunLog(self.directory, self.say, sizes, self.check)
         self.reporter = Reporter(self.run, self.log, self.progress, self.say)
         first = self._restore_progress(saved) if saved else 0
         for chunk in self.chunks[first:]:
@@ -128,7 +153,9 @@ class _Execution:
 
     def _train(self, chunk: Chunk, saved: Saved | None) -> None:
         limited = self.digest == self.run.digest
-        loop = make_loop(self.run, chunk.lanes, self.directory, limited=limited)
+        loop = make_loop(
+            self.run, chunk.lanes, self.directory, limited=limited, devices=self.devices
+        )
         try:
             if saved:
                 try:
@@ -158,6 +185,7 @@ class _Execution:
         intervals = (run.eval_interval, run.metrics_interval, run.checkpoint_interval, _SHOWN)
         every = [max(1, steps // envs) for steps in intervals]
         while True:
+            self.pulse.at(chunk.index * run.config.steps + loop.time * envs)
             self._events(chunk, loop, *every[:3])
             if loop.time >= self.end:
                 break
@@ -178,12 +206,15 @@ class _Execution:
                 self._evaluate(chunk, loop)
         self.log.flush()
         self.outbox.flush()
-        if t % save == 0 or last or self.unsaved or self.stop():
-            self._save(chunk, loop)
+        due = t % save == 0 or last or self.unsaved or self.stop()
+        if due and self._save(chunk, loop):
+            stopping = self.stop.signal is not None  # an evaluation may have been given up
+            before = t * self.run.config.num_envs if stopping else None
+            self.tracking.publish(self.log.sizes(), before)
         if self.stop():
-            number = self.stop.signal or signal.SIGINT
+            why, number = self.stop.reason
             raise Stopped(
-                f"stopped by {signal.Signals(number).name} at step "
+                f"stopped {why} at step "
                 f"{t * self.run.config.num_envs:,}, saved at step {self.saved_at:,}: continue "
                 f"with {self.resume_command}",
                 number,
@@ -242,6 +273,7 @@ class _Execution:
             if not path.exists():  # deleted by somebody
                 self.outbox.write(path, files.to_json(self.run.to_json()).encode())
         try:
+            self.check()
             logs = self.log.logs
             self.store.save(position, chunk.index, snapshots, logs, meta, self.fresh)
         except Exception as error:  # a failed checkpoint never ends the run
@@ -285,4 +317,5 @@ class _Execution:
                 f"training has ended, but {', '.join(names)} could not be written: free some "
                 f"space, then {self.resume_command} {again or 'writes'} them"
             )
+        self.tracking.summary = found
         return found

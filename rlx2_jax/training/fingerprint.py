@@ -20,11 +20,11 @@ _VECTOR = ("avx", "fma", "f16c", "amx", "asimd", "neon", "sve")  # beginnings of
 
 def versions() -> dict[str, str]:
     """Versions of this package, of Python and of what a run uses."""
-    found = {"rlx2_jax": __version__, "python": platform.python_version()}
+    by_name = {"rlx2_jax": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            by_name[name] = metadata.version(name)
+    return by_name
 
 
 def git_commit() -> str | None:
@@ -50,11 +50,11 @@ def processor() -> str:
 
 def instructions() -> str:
     """The CPU's vector instructions: which of them there are decides how sums are rounded."""
-    found: set[str] = set()
+    features: set[str] = set()
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         line = next(x for x in file if x.startswith(("flags", "Features")))
-        found = set(line.split(":", 1)[1].split())
-    return " ".join(sorted(x for x in found if x.startswith(_VECTOR)))
+        features = set(line.split(":", 1)[1].split())
+    return " ".join(sorted(x for x in features if x.startswith(_VECTOR)))
 
 
 def device() -> str:
@@ -74,7 +74,7 @@ def device() -> str:
 
 
 def fingerprint() -> dict[str, str]:
-    """Everything besides settings and seeds that decides a run's numbers, by name."""
+    """Everything except settings and seeds that affects a run's numbers, by name."""
     return {
         **versions(),
         "commit": git_commit() or "unknown",

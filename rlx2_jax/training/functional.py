@@ -10,7 +10,7 @@ sharded, and called from other JAX code.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +19,13 @@ from rlx2_jax import config as configs
 from rlx2_jax import networks
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import zeros
-from rlx2_jax.envs.base import EnvSpec
-from rlx2_jax.envs.device import DeviceEnv, EnvState, from_functions
+from rlx2_jax.envs.device import DeviceEnv, Environment, EnvState, device_env
 from rlx2_jax.envs.rollout import device_episode
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments
 from rlx2_jax.training.lane import ALGORITHMS, LaneState, Stream, stream_key
 from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array
-
-
-class Environment(Protocol):
-    """A task of your own: pure functions of one environment, without restarts or a time limit."""
-
-    @property
-    def action_dim(self) -> int:
-        """Actions are f32[action_dim] in [-1, 1]."""
-        ...
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Episodes are cut after so many steps."""
-        ...
-
-    def reset(self, key: Array, /) -> tuple[Any, Array]:
-        """The state and the observation f32[obs] that an episode begins with."""
-        ...
-
-    def step(self, state: Any, action: Array, /) -> tuple[Any, Array, Array, Array]:
-        """The next state, observation f32[obs], reward f32[] and terminated bool[]."""
-        ...
 
 
 class TrainResult(NamedTuple):
@@ -78,23 +55,6 @@ def make_config(env: Environment | DeviceEnv, algo: str = "td3", **fields: Any) 
     return configs.make(algo, spec.obs_dim, spec.action_dim, **fields)
 
 
-def device_env(env: Environment | DeviceEnv) -> DeviceEnv:
-    """An environment with time limit and restarts; a `DeviceEnv` passes through."""
-    if isinstance(env, DeviceEnv):
-        return env
-    missing = [n for n in ("reset", "step", "action_dim") if not hasattr(env, n)]
-    if missing:
-        raise TypeError(
-            f"{type(env).__name__} has no {', '.join(missing)}: an environment has reset(key) -> "
-            f"(state, obs), step(state, action) -> (state, obs, reward, terminated) and action_dim"
-        )
-    _, obs = jax.eval_shape(env.reset, jax.random.key_data(jax.random.key(0)))
-    if obs.ndim != 1:
-        raise ValueError(f"observations have shape {obs.shape}: flatten them to one axis")
-    limit = getattr(env, "max_episode_steps", None)
-    return from_functions(env.reset, env.step, EnvSpec(obs.shape[0], int(env.action_dim), limit))
-
-
 def make_train(
     env: Environment | DeviceEnv,
     config: Config,
@@ -103,7 +63,7 @@ def make_train(
     evaluations: int = 10,
     episodes: int = 10,
 ) -> Callable[..., TrainResult]:
-    """The whole algorithm as a pure function `train(key, hyper=None)`.
+    """The whole algorithm as a pure function `train(key, hyper=None, agent=None)`.
 
     Args:
       env: a task with `reset` and `step` (see `Environment`), or one from `envs.make_device`.
@@ -113,8 +73,9 @@ def make_train(
       episodes: noise-free episodes of an evaluation; they need a time limit.
 
     Returns:
-      `train(key, hyper)`, where `hyper` (`config.hyper(config, lane)`, optional) are the traced
-      hyper-parameters, so that lanes of a `vmap` can differ in them as well.
+      `train(key, hyper, agent)`, where `hyper` (`config.hyper(config, lane)`, optional) are the
+      traced hyper-parameters, so that lanes of a `vmap` can differ in them as well, and `agent`
+      (optional) are networks to begin with (`td3.init`), which may differ in their sparsity.
 
     >>> import jax
     >>> import rlx2_jax as rlx2
@@ -136,6 +97,7 @@ def make_train(
         raise ValueError(f"algo={config.algo!r} learns from demonstrations: use rlx2.train")
     if evaluations and env.spec.max_episode_steps is None:
         raise ValueError("evaluation needs a time limit: set max_episode_steps, or evaluations=0")
+    config = configs.with_topology(config, lane)
     lane = configs.resolve(config, lane)
     own = configs.hyper(config, lane)
     warm, end = lanes_.warmup_time(config), lanes_.total_time(config)
@@ -148,13 +110,13 @@ def make_train(
             f"evaluations={evaluations}: there are only {end - warm} steps with updates"
         )
 
-    def train(key: Array, hyper: Hyper | None = None) -> TrainResult:
+    def train(key: Array, hyper: Hyper | None = None, agent: Any = None) -> TrainResult:
         hyper = own if hyper is None else hyper
         seed = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         index = jnp.arange(config.num_envs)
         keys = jax.vmap(lambda i: stream_key(seed, Stream.ENVIRONMENT, i))(index)
         env_state = jax.vmap(env.reset)(keys)
-        agent = lanes_.init_agent(config, lane, seed)
+        agent = lanes_.init_agent(config, lane, seed) if agent is None else agent
         horizon = env.spec.max_episode_steps
         state = lanes_.start(config, seed, agent, env_state.obs, horizon=horizon)
         carry = _advance(env, config, hyper, (state, env_state), 1, warm + 1, learn=False)

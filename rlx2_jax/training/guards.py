@@ -1,12 +1,13 @@
 """Protects a run directory: a lock against a second process, and clean stops on signals."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ def check_name(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Locks the run directory; a second process is refused."""
+def locked(directory: Path) -> Iterator[Callable[[], None]]:
+    """Locks the run directory; a second process is refused.
+
+    Yields a function that raises an OSError if `directory` is no longer the locked directory: it
+    was moved or deleted, and another run may be in its place.
+    """
     check_name(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,25 +52,49 @@ def locked(directory: Path) -> Iterator[None]:
             raise RunError(
                 f"{directory} is in use by another process: wait for it, or choose another --logdir"
             ) from error
-        yield
+        yield _unmoved(directory)
     finally:
         os.close(file)
+
+
+def _unmoved(directory: Path) -> Callable[[], None]:
+    before = directory.stat()
+
+    def check() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(before, directory.stat()):
+                return
+        raise FileNotFoundError(
+            errno.ENOENT, "the run directory was moved or deleted: move it back to save"
+        )
+
+    return check
+
+
+_TOGETHER = (signal.SIGHUP, signal.SIGUSR2)  # come with other signals
 
 
 class Stopper:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the current step; a second
     signal ends the process at once, unless one of them is SIGHUP: when a session ends, several come
-    together. SIGHUP stays ignored where it is (`nohup`). Does nothing outside the main thread,
-    which alone gets signals."""
+    together. SIGHUP stays ignored where it is (`nohup`). SIGUSR2 counts where something listens to
+    it: a scheduler's job, which is to be requeued. Gets no signals outside the main thread, which
+    alone has them.
 
-    def __init__(self) -> None:
+    Another such request is `interrupt`, which returns the reason where there is one.
+    """
+
+    def __init__(self, interrupt: Callable[[], str | None] = lambda: None) -> None:
         self.signal: int | None = None
+        self._interrupt = interrupt
 
     def __enter__(self) -> "Stopper":
         self._old: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+                before = signal.getsignal(number)
+                unused = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR2: signal.SIG_DFL}
+                if before != unused.get(number):
                     self._old[number] = signal.signal(number, self._note)
         return self
 
@@ -74,22 +103,30 @@ class Stopper:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
-        if self.signal is not None and signal.SIGHUP not in (self.signal, number):
+        if self.signal is not None and not {self.signal, number} & {*_TOGETHER}:
             # Nothing is left half written: files are renamed into place or cut back on resume.
             with contextlib.suppress(OSError):
                 os.write(
                     2, b"\nstopped immediately: rlx2 resume continues from the last checkpoint\n"
                 )
             os._exit(128 + number)
-        if self.signal is None or number != signal.SIGHUP:
+        if self.signal is None or (number != signal.SIGHUP and self.signal != signal.SIGUSR2):
             self.signal = number
 
     def __call__(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or self._interrupt() is not None
+
+    @property
+    def reason(self) -> tuple[str, int]:
+        """Why to stop, and the number of the signal, 0 if there was none."""
+        if self.signal is not None:
+            return f"by {signal.Signals(self.signal).name}", self.signal
+        reason = self._interrupt()
+        return ("by SIGINT", signal.SIGINT) if reason is None else (f"because {reason}", 0)
 
 
 class Stopped(Exception):
-    """The run was stopped by a signal, after saving everything."""
+    """The run was stopped by a signal (or an interruption: number 0), after saving everything."""
 
     def __init__(self, message: str, signal_number: int):
         self.signal_number = signal_number

@@ -20,12 +20,14 @@ from rlx2_jax.training.lane import LaneState, Stream
 from rlx2_jax.training.lane_group import Group, explain
 from rlx2_jax.training.loop import Loop, Stop, chosen
 from rlx2_jax.training.snapshot import Snapshot
+from rlx2_jax.types import Device
 
 
 class HostLoop(Loop):
     """Environments on the host, groups of lanes in parallel: while the device updates one
     group, the host steps the environments of another. If all lanes share one program they are cut
-    into groups (`plan.groups`); otherwise each program (`plan.parts`) is a group.
+    into halves if possible, otherwise each program is a group; on several devices, each block of
+    it (`plan.blocks`).
 
     Where programs can call the host (`host_callback`), each group runs in a loop on the device;
     elsewhere every step is dispatched by itself, groups in turn.
@@ -45,15 +47,18 @@ class HostLoop(Loop):
         callbacks: bool | None = None,
         only: Sequence[int] | None = None,
         limited: bool = True,
+        devices: Sequence[Device] | None = None,
+        shards: int = 1,
     ):
         """`callbacks`: whether programs call the host; None: if they can. `only`: positions of
         lanes; groups without any of them are left out, the others are as with all lanes.
-        `limited`: False where the environment had no time limit when the run began."""
-        parts = plan.parts(config, lanes)
-        if len(parts) == 1:
-            parts = plan.groups(parts[0])
-        parts = chosen(parts, only)
-        groups = [Group(part.config, [lanes[i] for i in part.lanes]) for part in parts]
+        `limited`: False where the environment had no time limit when the run began. `devices`: to
+        run on; `shards`: as of `plan.blocks`."""
+        parts = chosen(plan.blocks(plan.parts(config, lanes), shards, turns=True), only)
+        groups = [
+            Group(part.config, [lanes[i] for i in part.lanes], device)
+            for part, device in zip(parts, plan.place(parts, devices))
+        ]
         super().__init__(
             groups,
             [list(part.lanes) for part in parts],
@@ -130,7 +135,7 @@ class HostLoop(Loop):
             except EnvironmentFailure as failure:
                 lanes = group.program.lanes
                 raise explain(failure, lanes, self._envs_per_lane, "restart") from failure
-            group.state, group.time = saved.state, saved.time
+            group.state, group.time = group.program.put(saved.state), saved.time
             if not (exact and envs.exact_restore):
                 group.state = _restart(group, self._by_lane(obs))
         self.time = min(group.time for group in self._groups)

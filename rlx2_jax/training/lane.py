@@ -7,6 +7,7 @@ All randomness derives from (seed, stream, time), so a lane does not depend on i
 """
 
 import enum
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,11 @@ from rlx2_jax import networks
 from rlx2_jax.agents import ALGORITHMS
 from rlx2_jax.agents.common import BY_COUNT, Due, networks_of, observe, switched_n
 from rlx2_jax.config import Config, Hyper, Lane
-from rlx2_jax.control_flow import after, every
+from rlx2_jax.control_flow import after, every, when
 from rlx2_jax.networks import convert
 from rlx2_jax.options import NEVER
 from rlx2_jax.prng import THREEFRY
 from rlx2_jax.replay import buffer
-from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Network, TimeStep, Transition
 
 
@@ -51,32 +51,55 @@ def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
 
 class Acting(NamedTuple):
     """The action that the environments are about to take; with the `TimeStep` that follows, it
-    becomes a `Transition`."""
+    becomes a `Transition`.
 
-    obs: Array  # f32[envs, obs]: what it was chosen for
-    action: Array  # [envs, act], in [-1, 1]
-    mean: Array  # [envs, act]: the policy's noise-free action; in warm-up, the random one
+    Attributes:
+      obs: what it was chosen for: f32[envs, obs].
+      action: in [-1, 1]: [envs, act].
+      mean: the policy's noise-free action; in warm-up, the random one: [envs, act].
+    """
+
+    obs: Array
+    action: Array
+    mean: Array
 
 
 class Stats(NamedTuple):
-    """Counters that a run reports."""
+    """Counters that a run reports.
 
-    alive: Array  # bool: False once a gradient was not finite; the agent is then frozen
-    distance: Array  # D(B, φ) at the last check
-    trims: Array  # checks that forgot something
-    evolutions: dict[str, Array]  # per network, mask updates that were due
-    ever: dict[str, list[Array]]  # per network and weight matrix, a bit for each link ever live
+    Attributes:
+      alive: False once a gradient was not finite; the agent is then frozen: bool[].
+      distance: D(B, φ) at the last check: f32[].
+      trims: checks that forgot something: i32[].
+      evolutions: per network, mask updates that were due: i32[].
+      ever: per network and weight matrix, a bit for each link ever live: u8[bytes].
+    """
+
+    alive: Array
+    distance: Array
+    trims: Array
+    evolutions: dict[str, Array]
+    ever: dict[str, list[Array]]
 
 
 class LaneState(NamedTuple):
-    """Everything that a lane carries from step to step."""
+    """Everything that a lane carries from step to step.
 
-    seed: Array  # i32[], or raw key data u32[2]
-    agent: Any  # the algorithm's state, e.g. td3.State
+    Attributes:
+      seed: a whole number i32[], or raw key data u32[2].
+      agent: the algorithm's state, for instance `td3.State`.
+      replay: the buffer.
+      acting: the action that the environments are about to take.
+      stats: counters.
+      expert: critic parameters of a trained expert (RigL+Q*), or None.
+    """
+
+    seed: Array
+    agent: Any
     replay: buffer.Buffer
     acting: Acting
     stats: Stats
-    expert: Any = None  # critic parameters of a trained expert: RigL+Q*
+    expert: Any = None
 
 
 def init(config: Config, lane: Lane, obs: Array, *, horizon: int | None = None) -> LaneState:
@@ -295,7 +318,7 @@ def _learn(
     active: Array | bool,
 ) -> tuple[Any, Stats, dict[str, Array]]:
     """`config.updates_per_step` gradient updates, each from a batch of its own: those of `dues`,
-    in a loop if they are fewer."""
+    repeated in a loop if they are fewer."""
     algorithm, updates = ALGORITHMS[config.algo], config.updates_per_step
     seed, done = state.seed, (t - warmup_time(config) - 1) * updates
     guide = {} if state.expert is None else {"expert": state.expert}
@@ -317,21 +340,38 @@ def _learn(
         alive = stats.alive & (metrics["finite"] | ~jnp.asarray(active))
         return new, stats._replace(alive=alive), metrics
 
+    def repeated(
+        agent: Any, stats: Stats, first: Array, due: Due
+    ) -> tuple[Any, Stats, dict[str, Array]]:
+        each = lambda agent, stats, count: one(agent, stats, count, due)  # noqa: E731
+        return _scan(each, agent, stats, first + jnp.arange(due.times))
+
     def several(agent: Any, stats: Stats, first: Array) -> tuple[Any, Stats, dict[str, Array]]:
         metrics: dict[str, Array] = {}
-        for i, due in enumerate(dues):
-            agent, stats, metrics = one(agent, stats, first + i, due)
+        for due in dues:
+            agent, stats, metrics = repeated(agent, stats, first, due)
+            first = first + due.times
         return agent, stats, metrics
 
-    if updates == len(dues):
-        return several(state.agent, stats, done + 1)
+    period = sum(due.times for due in dues)
+    return _scan(several, state.agent, stats, done + jnp.arange(1, updates + 1, period))
 
-    def body(carry: tuple[Any, Stats], first: Array):
-        agent, stats, metrics = several(*carry, first)
+
+def _scan(
+    step: Callable[[Any, Stats, Array], tuple[Any, Stats, dict[str, Array]]],
+    agent: Any,
+    stats: Stats,
+    counts: Array,
+) -> tuple[Any, Stats, dict[str, Array]]:
+    """`step` at each of `counts`, in a loop if they are several; the metrics are the last one's."""
+    if len(counts) == 1:
+        return step(agent, stats, counts[0])
+
+    def body(carry: tuple[Any, Stats], count: Array):
+        agent, stats, metrics = step(*carry, count)
         return (agent, stats), metrics
 
-    firsts = done + jnp.arange(1, updates + 1, len(dues))
-    (agent, stats), metrics = jax.lax.scan(body, (state.agent, stats), firsts)
+    (agent, stats), metrics = jax.lax.scan(body, (agent, stats), counts)
     return agent, stats, jax.tree.map(lambda x: x[-1], metrics)
 
 
@@ -350,15 +390,20 @@ def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper)
     """Counters of the mask updates that this gradient update may have held."""
     evolutions, ever = dict(stats.evolutions), dict(stats.ever)
     for name, live in networks_of(agent).items():
-        own: Schedule = getattr(hyper, name)
         delay = config.policy_delay if name == "actor" else 1
-        evolutions[name] += (count % delay == 0) & own.due(count // delay)
-        ever[name] = every(
-            min(config.mask_interval * delay, NEVER),
-            count,
-            lambda ever: jax.tree.map(jnp.bitwise_or, ever, _bits(live)),  # noqa: B023
-            ever[name],
-        )
+        topology = config.topology.delayed(delay)
+        due = topology.due(getattr(hyper, name), count // delay)
+        evolutions[name] += (count % delay == 0) & due
+
+        def take_in(ever: list[Array], live: Network = live) -> list[Array]:
+            return jax.tree.map(jnp.bitwise_or, ever, _bits(live))
+
+        at = topology.traits.at
+        if at is not None:
+            ever[name] = when(count == at * delay, take_in, ever[name])
+        else:
+            interval = min(config.mask_interval * delay, NEVER)
+            ever[name] = every(interval, count, take_in, ever[name])
     return stats._replace(evolutions=evolutions, ever=ever)
 
 

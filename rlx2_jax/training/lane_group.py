@@ -11,6 +11,7 @@ from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import metrics
 from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.program import Program
+from rlx2_jax.types import Device
 
 
 class LaneFailure(Exception):
@@ -20,8 +21,8 @@ class LaneFailure(Exception):
 class Group:
     """Lanes of one program: their state, their time, the last metrics."""
 
-    def __init__(self, config: Config, lanes: list[Lane]):
-        self.program = Program(config, lanes)
+    def __init__(self, config: Config, lanes: list[Lane], device: Device | None = None):
+        self.program = Program(config, lanes, device)
         self.state: LaneState
         self.metrics: dict[str, Any] = {}
         self.time = 0

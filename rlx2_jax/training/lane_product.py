@@ -23,6 +23,7 @@ CHOICE_NAMES = (
     "policy_delay",
     "target_interval",
     "oldest_k",
+    "precision",
 )
 
 

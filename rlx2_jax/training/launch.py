@@ -13,6 +13,7 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.option_table import CONFIG, LANE, RUN
 from rlx2_jax.options import NEVER
 from rlx2_jax.training import fingerprint, plan, preflight
+from rlx2_jax.training.lane_ledger import lane_ledger
 from rlx2_jax.training.run import (
     Run,
     available_memory,
@@ -20,7 +21,6 @@ from rlx2_jax.training.run import (
     disk_bytes,
     label,
     lane_bytes,
-    lane_ledger,
     memory_bytes,
 )
 from rlx2_jax.training.settings import SettingError as SettingError
@@ -93,7 +93,8 @@ def _rules(name: str, lanes: Sequence[Lane]) -> tuple[str, ...]:
 
 def _interval(name: str, lane: Lane) -> int:
     value = getattr(lane, name)
-    value = LANE[name].default if value is None else value
+    if value is None:
+        value = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
     LANE[name].check(value)
     return value
 
@@ -156,6 +157,7 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
         episodes=settings.episodes,
         keep=settings.keep,
         chunk=settings.chunk,
+        shards=settings.shards,
         pipeline=settings.pipeline,
         env_options=dict(settings.env_options),
     )
@@ -188,8 +190,10 @@ def seconds_per_step(run: Run) -> float:
     """Estimated time of one environment step of every lane on a 2-core CPU."""
     total = 0.0
     for lane in run.lanes:
-        method = "dense" if lane.execution == "masked" else lane.method
-        ledger = _ledger(run.config, dataclasses.replace(lane, method=method, seed=0))
+        own = dataclasses.replace(lane, seed=0)
+        if lane.execution == "masked":  # costs what a dense network does
+            own = dataclasses.replace(configs.dense_lane(own), method="dense")
+        ledger = _ledger(run.config, own)
         update = ledger.train_flops / _RATE[lane.execution]
         total += _ENV_SECONDS + update * run.config.updates_per_step / run.config.num_envs
     return total

@@ -12,11 +12,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from rlx2_jax.files import Log, Warn
+from rlx2_jax.files import Check, Log, Warn
 from rlx2_jax.training.events import Events
 
 EVALUATIONS, METRICS, EVENTS = "evaluations.csv", "metrics.csv", "events.out.tfevents.rlx2"
 LOGS = (EVALUATIONS, METRICS, EVENTS)
+SUMMARY = "summary.json"  # written last: a run that has one is finished
 
 
 class Table:
@@ -53,10 +54,16 @@ def number(value: Any) -> Any:
 class RunLog:
     """The log files of a run directory."""
 
-    def __init__(self, directory: Path, warn: Warn, sizes: dict[str, int] | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        warn: Warn,
+        sizes: dict[str, int] | None = None,
+        check: Check = lambda: None,
+    ):
         """`sizes`: bytes that each file already holds, 0 if not given."""
         sizes = sizes or {}
-        self.logs = [Log(directory / name, warn, sizes.get(name, 0)) for name in LOGS]
+        self.logs = [Log(directory / name, warn, sizes.get(name, 0), check) for name in LOGS]
         evaluations, metrics, events = self.logs
         self.evaluations, self.metrics = Table(evaluations), Table(metrics)
         self.events = Events(events)
@@ -66,6 +73,10 @@ class RunLog:
         for log in self.logs:
             log.flush()
         return not self.missing
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes appended to each file."""
+        return {log.path.name: log.size for log in self.logs}
 
     @property
     def missing(self) -> list[Path]:
@@ -110,7 +121,7 @@ class Progress:
         left = (self._total - step) / rate if rate > 0 else float("inf")
         head = (
             f"step {step:,}/{self._total:,} ({100 * step / self._total:.0f}%)  "
-            f"{rate:,.0f} steps/s per lane  {_duration(left)} left  {note}"
+            f"{rate:,.0f} steps/s per lane  {duration(left)} left  {note}"
         )
         shown = [
             f"{label}: {self._returns[label]:.1f}"
@@ -147,7 +158,8 @@ def _columns(stream: TextIO) -> int:
         return 80
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
     if seconds == float("inf"):
         return "?"
     minutes, rest = divmod(int(seconds), 60)

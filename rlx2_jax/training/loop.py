@@ -49,7 +49,7 @@ class Loop:
         raise NotImplementedError
 
     def snapshots(self) -> list[Snapshot]:
-        """What a checkpoint saves, of each group."""
+        """What a checkpoint saves, of each group: the same groups on any number of devices."""
         raise NotImplementedError
 
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:

@@ -8,7 +8,6 @@ one more function:
                          lambda lane: lane.state.replay.finals_written)
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,27 +18,44 @@ import numpy as np
 from rlx2_jax.agents.common import networks_of, switched_n
 from rlx2_jax.config import Config, Hyper
 from rlx2_jax.networks import convert
+from rlx2_jax.training.devices import shared_jit
 from rlx2_jax.training.lane import LaneState, Stats
 from rlx2_jax.types import Array, Masks, Network
 
 
 class LaneView(NamedTuple):
-    """One lane, for metrics of scope `lane`."""
+    """One lane, for metrics of scope `lane`.
+
+    Attributes:
+      state: the lane.
+      time: time steps so far: i32[].
+      updates: gradient updates so far: i32[].
+      hyper: its hyper-parameters.
+      config: its configuration, static.
+    """
 
     state: LaneState
-    time: Array  # i32[]: time steps so far
-    updates: Array  # i32[]: gradient updates so far
+    time: Array
+    updates: Array
     hyper: Hyper
-    config: Config  # static
+    config: Config
 
 
 class NetworkView(NamedTuple):
-    """One network of a lane, for metrics of scope `network`."""
+    """One network of a lane, for metrics of scope `network`.
 
-    name: str  # static: its field of the agent's state, e.g. `actor`
+    Attributes:
+      name: its field of the agent's state, for instance `actor`; static.
+      network: the network.
+      kernels: weight masks bool[in, out] by layer, for instance `q1/Dense_0`.
+      initial: those that it began with.
+      stats: the lane's counters.
+    """
+
+    name: str
     network: Network
-    kernels: dict[str, Array]  # weight masks bool[in, out] by layer, e.g. `q1/Dense_0`
-    initial: dict[str, Array]  # those that it began with
+    kernels: dict[str, Array]
+    initial: dict[str, Array]
     stats: Stats
 
 
@@ -221,7 +237,7 @@ def _order(metrics: Sequence[Metric], networks: Iterable[str]) -> list[str]:
     return lane + [f"{x}_{m.name}" for x in networks for m in metrics if m.scope == "network"]
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6))
+@shared_jit(static=(5, 6))
 def _measure(
     state: LaneState,
     initial: dict[str, Masks],
@@ -247,7 +263,7 @@ def _measure(
     return jax.vmap(lane)(state, initial, hyper)
 
 
-@jax.jit
+@shared_jit()
 @jax.vmap
 def dense_masks(agent: Any) -> dict[str, Masks]:
     """The masks of all networks of stacked agents as boolean arrays."""

@@ -1,18 +1,25 @@
 """Chooses the form of each lane, and which lanes share a program.
 
-A program of the compact form has room for a fixed number of links in each layer, so lanes share
-one where padding each to the largest costs at most a tenth. Masked lanes all share one program.
+Masked lanes share a program if they change their masks by the same method. A program of the compact
+form has room for a fixed number of links in each layer, so lanes share
+one where padding each to the largest costs at most a tenth.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 import jax
 
+from rlx2_jax import checks
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane, Links
 from rlx2_jax.kernels import layout, native
+from rlx2_jax.options import NEVER
 from rlx2_jax.sparse import rules
+from rlx2_jax.sparse.lane_topology import RIGL, Topology
+from rlx2_jax.types import Device
 
 EXECUTIONS = ("auto", "masked", "compact")
 # Live links above this share of all, and networks below this size, are faster dense.
@@ -52,6 +59,11 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
             )
 
     def form(lane: Lane) -> str:
+        topology = configs.topology_of(configs.resolve(config, lane))
+        if automatic and topology != RIGL:
+            return "masked"
+        if execution == "compact":
+            checks.check_compact(topology)
         live, size = _count(config, configs.own_links(config, lane)), _size(config)
         sparse = live < size and live <= densest * size and size >= smallest
         if automatic and rules.needs_smoothed(rules.GROW[str(configs.resolve(config, lane).grow)]):
@@ -63,21 +75,37 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
 
 def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
     """The programs that run `lanes`, each lane in its form."""
-    masked = tuple(i for i, lane in enumerate(lanes) if lane.execution == "masked")
     rest = [i for i, lane in enumerate(lanes) if lane.execution == "compact"]
-    used = _rules([configs.resolve(config, lanes[i]) for i in masked])
-    found = [Part(dataclasses.replace(config, **used), masked)] if masked else []
+    resolved = [configs.resolve(config, lane) for lane in lanes]
+    topologies = [configs.topology_of(lane) for lane in resolved]
+
+    def common(topology: Topology, members: Sequence[int]) -> dict[str, Any]:
+        """Fields of the `Config` of a program."""
+        interval = config.mask_interval
+        if len(set(topologies)) > 1:  # of lanes that change their masks in the same way
+            alike = {
+                x.mask_interval or 1 for x, own in zip(resolved, topologies) if own == topology
+            }
+            interval = configs.intervals([*(alike - {NEVER} or {NEVER})])
+        own = _rules([resolved[i] for i in members])
+        return {"topology": topology, "mask_interval": interval, **own}
+
+    found = []
+    for topology in dict.fromkeys(topologies):
+        members = tuple(
+            i
+            for i, lane in enumerate(lanes)
+            if lane.execution == "masked" and topologies[i] == topology
+        )
+        if members:
+            found.append(Part(dataclasses.replace(config, **common(topology, members)), members))
     own = [configs.own_links(config, lanes[i]) for i in rest]
     for group in layout.group_lanes([(*links.actor, *links.critic) for links in own]):
         members = tuple(rest[j] for j in group)
         actors, critics = (zip(*(own[j][k] for j in group)) for k in (0, 1))
         room = Links(tuple(map(max, actors)), tuple(map(max, critics)))
-        resolved = [configs.resolve(config, lanes[i]) for i in members]
         own_config = dataclasses.replace(
-            config,
-            execution="compact",
-            links=room,
-            **_rules(resolved),
+            config, execution="compact", links=room, **common(RIGL, members)
         )
         found.append(Part(own_config, members))
     return sorted(found, key=lambda part: part.lanes)
@@ -106,12 +134,39 @@ def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]
     return lines
 
 
-def groups(part: Part) -> list[Part]:
-    """The lanes of one program as groups that take turns with the host: halves if even in number.
-    Not by the number of cores: a run can be continued on another machine."""
+def blocks(parts: Sequence[Part], shards: int, *, turns: bool) -> list[Part]:
+    """The lanes of each program as blocks: a block is what one device updates in one call.
+
+    Fixed when a run begins and the same on any devices that it is continued on: what a lane
+    computes may depend on its block's size in the last bits, but on nothing else.
+
+    Args:
+      shards: the number of devices that the run begins on.
+      turns: whether halves of the lanes take turns with the host, where they can.
+    """
+    return [own for part in parts for own in _blocks(part, shards, turns and len(parts) == 1)]
+
+
+def _blocks(part: Part, shards: int, turns: bool) -> list[Part]:
     count = len(part.lanes)
-    size = count // 2 if count % 2 == 0 else count
-    return [Part(part.config, part.lanes[i : i + size]) for i in range(0, count, size)]
+    number = min(shards, count)
+    if turns and count % (2 * number) == 0:
+        number *= 2
+    # Sizes differ by at most one, the larger blocks first.
+    ends = [-(-count * i // number) for i in range(number + 1)]
+    sizes = sorted((b - a for a, b in pairwise(ends)), reverse=True)
+    starts = accumulate([0, *sizes])
+    return [
+        dataclasses.replace(part, lanes=part.lanes[start : start + size])
+        for start, size in zip(starts, sizes)
+    ]
+
+
+def place(blocks: Sequence[Part], devices: Sequence[Device] | None) -> list[Device | None]:
+    """The device of each block, in turn; None, JAX's own choice, where there is only one."""
+    if devices is None or len(devices) == 1:
+        return [None] * len(blocks)
+    return [devices[i % len(devices)] for i in range(len(blocks))]
 
 
 def _is_faster_here(config: Config) -> bool:

@@ -13,11 +13,12 @@ from rlx2_jax import networks
 from rlx2_jax.agents.common import observe
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.replay import buffer
+from rlx2_jax.training import devices, segments, weights
 from rlx2_jax.training import lane as lanes_
-from rlx2_jax.training import segments, weights
+from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.lane import ALGORITHMS, LaneState
 from rlx2_jax.training.segments import Dues
-from rlx2_jax.types import Array, Bounds, Params, TimeStep, Transition
+from rlx2_jax.types import Array, Bounds, Device, Params, TimeStep, Transition
 
 
 # Traced once for all programs that contain it, and for the shapes of what it reports.
@@ -82,18 +83,18 @@ def _fill_lane(state: LaneState, data: Transition) -> LaneState:
 
 # Compiled once per Config, whatever number of groups of lanes there are: hyper-parameters and
 # seeds are arguments, not constants.
-_step = jax.jit(step_lanes, static_argnums=(4, 5), donate_argnums=0)
-_plain = jax.jit(plain_lanes, static_argnums=(4, 5), donate_argnums=0)
-_start = jax.jit(_start_lanes, static_argnums=(3, 4), donate_argnums=1)
+_step = SharedJit(step_lanes, static=(4, 5), donate=(0,))
+_plain = SharedJit(plain_lanes, static=(4, 5), donate=(0,))
+_start = SharedJit(_start_lanes, static=(3, 4), donate=(1,))
 _agent = jax.jit(lanes_.init_agent, static_argnums=(0, 1))
-_judge = jax.jit(
+_judge = SharedJit(
     lambda actor, critic, obs, algo, bounds: jax.vmap(
         functools.partial(judge_lane, algo=algo, bounds=bounds)
     )(actor, critic, obs),
-    static_argnums=(3, 4),
+    static=(3, 4),
 )
-_fill = jax.jit(jax.vmap(_fill_lane), donate_argnums=0)
-_networks = jax.jit(jax.vmap(weights.of_agent))
+_fill = SharedJit(jax.vmap(_fill_lane), donate=(0,))
+_networks = SharedJit(jax.vmap(weights.of_agent))
 
 
 def initial_agent(config: Config, lane: Lane) -> Any:
@@ -110,38 +111,45 @@ def networks_of(agents: Any) -> list[dict[str, weights.Weights]]:
 
 
 class Program:
-    """Lanes that are updated by one device call.
+    """Lanes that are updated by one call.
 
     Attributes:
-      config, lanes: what it was made of; `lanes` are resolved.
+      config, lanes, device: what it was made of; `lanes` are resolved.
       hyper: the lanes' traced hyper-parameters, stacked.
     """
 
-    def __init__(self, config: Config, lanes: Sequence[Lane]):
-        self.config = config
+    def __init__(self, config: Config, lanes: Sequence[Lane], device: Device | None = None):
+        """`device`: None for whatever JAX chooses."""
+        self.config, self.device = config, device
         self.lanes = [configs.resolve(config, lane) for lane in lanes]
-        self.hyper = stack([configs.hyper(config, lane) for lane in self.lanes])
+        self.hyper = self.put(stack([configs.hyper(config, lane) for lane in self.lanes]))
+
+    def put(self, tree: Any) -> Any:
+        """Arrays on the program's device."""
+        return devices.put(tree, self.device)
 
     def init(self, obs: np.ndarray, horizon: int | None) -> LaneState:
         """States before the first step; `obs: [lanes, envs, obs]`."""
-        seeds = jnp.asarray([lane.seed for lane in self.lanes], jnp.int32)
+        seeds = self.put(jnp.asarray([lane.seed for lane in self.lanes], jnp.int32))
         agents = stack(
             [
                 weights.given(initial_agent(self.config, lane), self.config, lane)
                 for lane in self.lanes
             ]
         )
-        state = _start(seeds, agents, jnp.asarray(obs), self.config, horizon)
+        agents, obs = self.put(agents), self.put(jnp.asarray(obs))
+        state = _start(seeds, agents, obs, self.config, horizon)
         experts = [lane.expert for lane in self.lanes]
         if all(x is None for x in experts) or lanes_.offline(self.config):
             return state
         if None in experts:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
-        return state._replace(expert=stack([weights.expert(x, self.config) for x in experts if x]))
+        found = stack([weights.expert(x, self.config) for x in experts if x])
+        return state._replace(expert=self.put(found))
 
     def fill(self, state: LaneState, data: Sequence[Transition]) -> LaneState:
         """States whose replay holds `data`, `[rows, envs, ...]` for each lane. Donates `state`."""
-        return _fill(state, stack(data))
+        return _fill(state, self.put(stack(data)))
 
     def step(self, state: LaneState, after: TimeStep[Any], t: int) -> tuple[LaneState, dict]:
         """One time step of all lanes, dispatched without waiting. Donates `state`."""

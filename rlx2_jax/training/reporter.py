@@ -6,9 +6,10 @@ from typing import Any
 from rlx2_jax.training.chunk import Chunk
 from rlx2_jax.training.evaluate import Evaluation, head
 from rlx2_jax.training.evaluate import rows as evaluation_rows
+from rlx2_jax.training.lane_ledger import lane_ledger
 from rlx2_jax.training.logging import Progress, RunLog
 from rlx2_jax.training.metrics import METRICS
-from rlx2_jax.training.run import Run, lane_ledger
+from rlx2_jax.training.run import Run
 
 
 class Reporter:
@@ -40,7 +41,10 @@ class Reporter:
                     f"lane {chunk.labels[i]}: a gradient was not finite by step {step:,}; its "
                     f"networks are frozen at their last finite values, other lanes continue"
                 )
-            row["train_flops"] = lane_ledger(self._run.config, lane).train_flops * row["updates"]
+            row["train_flops"] = (
+                lane_ledger(self._run.config, lane, updates=row["updates"]).train_flops
+                * row["updates"]
+            )
         rows = [
             {**head(lane, chunk.first + i, step), **row}
             for i, (lane, row) in enumerate(zip(chunk.lanes, rows))

@@ -17,7 +17,6 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure
 from rlx2_jax.envs.device import standing_still
 from rlx2_jax.files import Damaged, Warn
-from rlx2_jax.sparse import accounting
 from rlx2_jax.training import demonstrations, weights
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.device_loop import DeviceLoop
@@ -28,6 +27,7 @@ from rlx2_jax.training.limits import available_memory as available_memory
 from rlx2_jax.training.loop import Loop
 from rlx2_jax.training.program import initial_agent
 from rlx2_jax.training.weights import Weights
+from rlx2_jax.types import Device
 
 FORMAT = 5  # of the run directory
 # Fields of `Config` that directories of this format may lack, and what they then are.
@@ -40,7 +40,17 @@ _LATER = {
     "architecture": "mlp",
     "width": None,
     "blocks": None,
+    "topology": ["rigl", "none", "layer", 0],
+    "precision": "float32",
 }
+# Fields of `Lane`, likewise.
+_LATER_LANE = {
+    "topology": (None, "rigl"),
+    "structure": (None, "none"),
+    "scope": (None, "layer"),
+    "prune_start": (None, 0),
+}
+_LATER_RUN = {"shards": 0, "parts": 0, "first": 0}  # the same of a `Run`
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 
@@ -63,6 +73,9 @@ class Run:
     keep: int = 2
     chunk: int = 0  # lanes per program; 0: as many as fit memory
     pipeline: bool = True
+    shards: int = 0  # devices that lanes were divided for at the first start; 0: one
+    parts: int = 0  # processes that lanes were divided for then; 0: one
+    first: int = 0  # number of the first lane: a part of a run numbers lanes as the run does
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,10 +83,15 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Identifies the run's settings; the same with and without fields of `_LATER`."""
+        """Identifies the run's settings; the same with and without later fields."""
         value = self.to_json()
         fields = value["config"].items()
-        value["config"] = {k: v for k, v in fields if k not in _LATER or v != _LATER[k]}
+        value["config"] = {k: v for k, v in fields if k not in _LATER or _plain(v) != _LATER[k]}
+        value["lanes"] = [
+            {k: v for k, v in lane.items() if v not in _LATER_LANE.get(k, ())}
+            for lane in value["lanes"]
+        ]
+        value = {k: v for k, v in value.items() if k not in _LATER_RUN or v != _LATER_RUN[k]}
         return files.digest(files.to_json(value).encode())
 
     @staticmethod
@@ -95,6 +113,10 @@ class Run:
             return Run(**fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"not a description of a run ({files.first_line(error)})") from error
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -212,32 +234,36 @@ def make_loop(
     only: Sequence[int] | None = None,
     *,
     limited: bool = True,
+    devices: Sequence[Device] | None = None,
 ) -> Loop:
     """The loop of the run's backend; files that lanes name are relative to `directory`.
 
     Args:
-      only: positions of lanes; groups that have none of them are left out.
+      only: positions of lanes; blocks that have none of them are left out.
+      devices: to run on; by default one.
       limited: False where the environment's time limit was added after the run began.
 
     Raises:
       LaneFailure: an environment could not be made or reset.
     """
     lanes = [with_paths(lane, directory) for lane in lanes]
+    options: dict[str, Any] = {"episodes": run.episodes, "only": only}
+    options |= {"devices": devices, "shards": max(1, run.shards)}
     try:
         if run.backend in envs.DEVICE_BACKENDS:
             env = _guarded(run, envs.make_device, run.env, run.backend)
-            return DeviceLoop(run.config, list(lanes), env, episodes=run.episodes, only=only)
+            return DeviceLoop(run.config, list(lanes), env, **options)
         make = lambda count: _guarded(run, envs.make_host, run.env, count, run.backend)  # noqa: E731
         if lanes_.offline(run.config):
-            return _offline_loop(run, lanes, make, only)
-        options = {"episodes": run.episodes, "pipeline": run.pipeline, "only": only}
-        return HostLoop(run.config, list(lanes), make, **options, limited=limited)
+            return _offline_loop(run, lanes, make, options)
+        options |= {"pipeline": run.pipeline, "limited": limited}
+        return HostLoop(run.config, list(lanes), make, **options)
     except EnvironmentFailure as failure:
         raise LaneFailure(f"set-up: {failure}") from failure
 
 
 def _offline_loop(
-    run: Run, lanes: list[Lane], make: Callable[[int], envs.HostEnvs], only: Sequence[int] | None
+    run: Run, lanes: list[Lane], make: Callable[[int], envs.HostEnvs], options: dict[str, Any]
 ) -> DeviceLoop:
     """Lanes that learn from as many of their expert's transitions as replay holds."""
     env = make(1)
@@ -246,7 +272,7 @@ def _offline_loop(
     finally:
         env.close()
     evaluator = lambda p: HostEvaluator(make(len(p.lanes) * run.episodes), p, run.episodes)  # noqa: E731
-    options = {"episodes": run.episodes, "only": only, "make_evaluator": evaluator}
+    options |= {"make_evaluator": evaluator}
     return DeviceLoop(run.config, lanes, standing_still(env.spec), data=data, **options)
 
 
@@ -270,15 +296,14 @@ def initial_networks(config: Config, lane: Lane, directory: Path) -> dict[str, W
     if lane.tiny:
         return begun
     # A dense lane of the same seed has the weights off the mask as well.
-    none = {"actor_sparsity": 0.0, "critic_sparsity": 0.0, "masks": None}
-    dense = dataclasses.replace(own, **none)
+    dense = dataclasses.replace(configs.dense_lane(own), masks=None)
     whole = weights.of_agent(weights.given(initial_agent(config, dense), config, dense))
     return {k: Weights(whole[k].weights, v.mask) for k, v in begun.items()}
 
 
 # Memory of a process without its lanes: imports, compiled programs, the compiler.
 # Measured with XLA's default flags and nothing cached; compact lanes have a little more to compile.
-_PROCESS_BYTES = {"masked": 900_000_000, "compact": 1_000_000_000}
+_PROCESS_BYTES = {"masked": 900_000_000, "compact": 960_000_000}
 
 
 def process_bytes(lanes: Sequence[Lane]) -> int:
@@ -289,7 +314,9 @@ def process_bytes(lanes: Sequence[Lane]) -> int:
 def lane_bytes(run: Run, lane: Lane | None = None) -> int:
     """Memory of one lane: its replay buffer, networks and moments, the intermediates of
     an update, and the copy that a checkpoint makes of everything but the buffer."""
-    return _lane_bytes(run.config, configs.network_lane(run.config, lane or run.lanes[0]))
+    lane = lane or run.lanes[0]
+    config = dataclasses.replace(run.config, topology=configs.topology_of(lane))
+    return _lane_bytes(config, configs.network_lane(config, lane))
 
 
 @functools.lru_cache(maxsize=256)
@@ -327,51 +354,6 @@ def chunk_size(run: Run, memory: int) -> int:
             f"(now {run.config.capacity}){advice}"
         )
     return min(run.chunk or fits, len(run.lanes))
-
-
-def lane_ledger(config: Config, lane: Lane) -> accounting.Ledger:
-    """Parameters and FLOPs of one lane, from the sparsity of each layer and the lane's schedule.
-
-    A mask that never changes, or grows links at random, costs nothing; nor does a buffer that is
-    never trimmed. Iterations are updates.
-    """
-    lane = configs.resolve(config, lane)
-    last = min(config.updates + 1, lane.t_end or 0)
-
-    def mask_interval(delay: int) -> float:
-        """Δ_m of a network that has every `delay`-th update, or never."""
-        interval = lane.mask_interval or config.mask_interval
-        return interval if lane.zeta0 and interval < last // delay else math.inf
-
-    interval = lane.buffer_interval or config.buffer_interval
-    checks = max(interval // config.num_envs, 1) * config.updates_per_step
-    return accounting.ledger(
-        config.algo,
-        config.obs_dim,
-        config.action_dim,
-        config.hidden,
-        lane.actor_sparsity,
-        lane.critic_sparsity,
-        layers=_shapes(config),
-        method=lane.method,
-        batch_size=config.batch_size,
-        n_step=lane.n,
-        mask_interval=(mask_interval(config.policy_delay), mask_interval(1)),
-        buffer_interval=checks,
-        oldest_k=config.oldest_k,
-        policy_delay=config.policy_delay,
-        critics=config.critics,
-        distribution=lane.distribution,
-        dense_gradient=lane.grow != "random",
-        dynamic_buffer=bool(lane.trim_ratio)
-        and interval <= config.steps
-        and not lanes_.offline(config),
-    )
-
-
-def _shapes(config: Config) -> tuple[accounting.Shapes, accounting.Shapes]:
-    actor, critic = config.actor_layers, config.critic_layers
-    return tuple(shape for _, shape in actor), tuple(shape for _, shape in critic)
 
 
 def disk_bytes(run: Run) -> int:

@@ -10,6 +10,7 @@ and leaves out the steps that are not asked for. So a time step is always made b
 code, and a run that was stopped anywhere continues bit for bit.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,7 +36,8 @@ def phases(config: Config, learn: bool) -> tuple[Dues, ...]:
 
     One whole period of policy delay and target updates, if that is at most `UNROLLED` updates.
     With more updates in one time step than that, a time step repeats the updates of a period in a
-    loop of its own. Where not even that divides, the body branches on the count.
+    loop, and so it does with equal updates that follow one another in a long period. Where neither
+    divides the time step, the body branches on the count.
     """
     if not learn:
         return ((),)
@@ -53,6 +55,10 @@ def phases(config: Config, learn: bool) -> tuple[Dues, ...]:
         return tuple(dues(i + 1, i + updates) for i in range(0, whole, updates))
     if updates % period == 0 and period <= UNROLLED:
         return (dues(1, period),)
+    if updates % period == 0:
+        runs = [(due, len(list(run))) for due, run in itertools.groupby(dues(1, period))]
+        if len(runs) <= UNROLLED:
+            return (tuple(due._replace(times=times) for due, times in runs),)
     return ((_PLAIN,),)
 
 
@@ -66,8 +72,8 @@ def phase(config: Config, t: int) -> Dues:
 def next_event(config: Config, t: Any) -> Any:
     """The first event after time `t` (an int, or traced); a time beyond the end if there is none.
 
-    Evolution is due at multiples of Δ_m updates, the buffer's check at multiples of Δ_b steps,
-    each the gcd over lanes.
+    Evolution is due at multiples of Δ_m updates, or pruning at one update; the buffer's check at
+    multiples of Δ_b steps. Δ_m and Δ_b are the gcd over lanes.
     """
     traced = isinstance(t, jax.Array)
     least, most = (jnp.minimum, jnp.maximum) if traced else (min, max)
@@ -76,11 +82,25 @@ def next_event(config: Config, t: Any) -> Any:
     check = max(config.buffer_interval // config.num_envs, 1)
     if check <= end:
         found = least(found, (t // check + 1) * check)
-    if config.mask_interval <= (end - warm) * updates:
+    for count in prune_counts(config):
+        prune = warm - (-count // updates)
+        found = (
+            jnp.where(t < prune, least(found, prune), found)
+            if traced
+            else (min(found, prune) if t < prune else found)
+        )
+    if not prune_counts(config) and config.mask_interval <= (end - warm) * updates:
         done = (most(t, warm) - warm) * updates
         due = (done // config.mask_interval + 1) * config.mask_interval
         found = least(found, warm - (-due // updates))
     return found
+
+
+def prune_counts(config: Config) -> tuple[int, ...]:
+    """The updates at which networks are pruned, by methods that do it once."""
+    delays = (1, config.policy_delay)
+    at = [(config.topology.delayed(d).traits.at, d) for d in delays]
+    return tuple(sorted({count * d for count, d in at if count is not None}))
 
 
 def body_start(config: Config, time: Any, learn: bool) -> Any:

@@ -37,6 +37,7 @@ class Settings:
     checkpoint_interval: int = _default("checkpoint_interval")
     keep: int = _default("keep")
     chunk: int = _default("chunk")
+    shards: int = _default("shards")
     execution: str = "auto"
     pipeline: bool = True
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -13,7 +13,7 @@ from rlx2_jax import files
 from rlx2_jax.files import Damaged
 from rlx2_jax.training.lane import LaneState
 
-ROWS = ("data", "flags", "mean")  # the ring arrays of replay, kept in files of their own
+ROWS = ("data", "flags", "mean")  # the ring arrays of replay, kept in separate files
 
 
 class Snapshot(NamedTuple):
@@ -82,9 +82,9 @@ def read(folder: Path, digests: dict[str, str | None]) -> dict[str, np.ndarray]:
       Damaged: a file is missing or was changed.
     """
     # Before Orbax reads any of them: it neither verifies nor complains in an orderly way.
-    found = _digests(folder)
-    if found != digests:
-        wrong = [n for n in sorted({*found, *digests}) if found.get(n) != digests.get(n)]
+    actual = _digests(folder)
+    if actual != digests:
+        wrong = [n for n in sorted({*actual, *digests}) if actual.get(n) != digests.get(n)]
         raise Damaged(f"{', '.join(wrong)} missing or changed")
     ocp = _orbax()
     try:

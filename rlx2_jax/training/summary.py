@@ -11,7 +11,8 @@ import numpy as np
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.training.evaluate import final_score
 from rlx2_jax.training.fingerprint import git_commit, processor, versions
-from rlx2_jax.training.run import Run, lane_ledger
+from rlx2_jax.training.lane_ledger import lane_ledger
+from rlx2_jax.training.run import Run
 
 
 class LaneResult(NamedTuple):

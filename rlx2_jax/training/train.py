@@ -2,15 +2,16 @@
 
 import difflib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx2_jax import envs
+from rlx2_jax import envs, trackers
 from rlx2_jax.option_table import CHOICES, CONFIG, RUN
-from rlx2_jax.training import execute, lane_product, launch, preflight
+from rlx2_jax.training import distributed, lane_product, launch, preflight
 from rlx2_jax.training.run import has_run
 from rlx2_jax.training.settings import SettingError, Settings
+from rlx2_jax.training.tracking import PROJECT, Track
 
 _OWN = {"env_backend": "gymnasium", "algo": "td3", "preset": "default", "execution": "auto"}
 _OPTIONS = {o.name: o for o in (*CONFIG.values(), *RUN.values()) if o.flag}
@@ -24,6 +25,9 @@ def train(
     progress: bool = True,
     say: Callable[[str], None] | None = None,
     max_episode_steps: int | None = None,
+    tracker: str | Sequence[str] | None = None,
+    tracker_project: str = PROJECT,
+    devices: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
     """Trains lanes of one environment, as `rlx2 train` does; returns the summary.
@@ -35,6 +39,8 @@ def train(
       progress: show a progress display on standard error.
       say: prints a line for the user, instead of the progress display.
       max_episode_steps: another time limit.
+      tracker: trackers that receive every lane as a run (`wandb`, `trackio`), and their project.
+      devices: how many devices to use, 0 for all.
       settings: any flag of `rlx2 train` by its name (`method`, `seeds`, `steps`,
         `actor_sparsity`, `hidden`, ...). Settings of lanes may be lists: every combination,
         with every seed, is a lane.
@@ -58,6 +64,9 @@ def train(
     >>> [lane["method"] for lane in found["lanes"]]
     ['dense', 'dense', 'rlx2', 'rlx2']
     """
+    names = (tracker,) if isinstance(tracker, str) else tuple(tracker or ())
+    trackers.check(names)
+    track = None if tracker is None else Track(names, tracker_project)
     values = _values(env, settings)
     options = {}
     if max_episode_steps is not None:
@@ -72,8 +81,9 @@ def train(
     resume = resume and has_run(directory)
     if not resume:
         preflight.check(run, directory)
-    found = execute.execute(run, directory, resume=resume, progress=progress, say=say)
-    return {**found, "logdir": str(directory)}
+    options: dict[str, Any] = {"progress": progress, "say": say, "devices": devices, "track": track}
+    found = distributed.train(run, directory, resume=resume, **options)
+    return {**(found or {}), "logdir": str(directory)}
 
 
 def _values(env: str, settings: dict[str, Any]) -> dict[str, Any]:

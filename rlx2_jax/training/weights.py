@@ -54,11 +54,11 @@ def _arrays(networks: dict[str, Weights]) -> dict[str, np.ndarray]:
 
 def digest(networks: dict[str, Weights]) -> str:
     """SHA-256 of one lane's networks: names, shapes, types and bytes of all weights and masks."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, array in _arrays(networks).items():
-        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        hashed.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()
 
 
 def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weights]:
@@ -77,26 +77,26 @@ def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weigh
             for inner in keys[:-1]:
                 tree = tree.setdefault(inner, {})
             tree[keys[-1]] = array
-        found = {name: Weights(**parts) for name, parts in networks.items()}
-        for name, network in found.items():
+        loaded = {name: Weights(**parts) for name, parts in networks.items()}
+        for name, network in loaded.items():
             if jax.tree.map(np.shape, network.weights) != jax.tree.map(np.shape, network.mask):
                 raise ValueError(f"weights and mask of {name} differ in shape")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"{path} is not {what}: {error}") from error
-    if not found:
+    if not loaded:
         raise ValueError(f"{path} is not {what}: it is empty")
-    return found
+    return loaded
 
 
 def of_agent(agent: Any) -> dict[str, Weights]:
     """The networks of one lane's agent, of either form."""
-    found = {}
+    networks = {}
     for name in NETWORKS:
         if (network := getattr(agent, name, None)) is not None:
             dense = convert.to_masked(network)
             params, live = (_by_name(x, network) for x in (dense.params, dense.masks))
-            found[name] = Weights(params, live, network.stats)
-    return found
+            networks[name] = Weights(params, live, network.stats)
+    return networks
 
 
 def _by_name(tree: Params, network: Network) -> Params:

@@ -1,0 +1,115 @@
+"""Observations made of several arrays, laid out in one float32 vector.
+
+The layout depends on the space only: entries of a dictionary in the order of their keys, sorted as
+text; entries of a tuple in their order; nested ones depth first; each array in C order. This is the
+order that `gymnasium.spaces.flatten` has for dictionaries that Gymnasium sorted.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+
+class Leaf(NamedTuple):
+    """One array of an observation."""
+
+    path: tuple[Any, ...]  # keys and positions that lead to it
+    shape: tuple[int, ...]
+    first: int  # its place in the vector
+    stop: int
+
+
+class Layout:
+    """Where each array of an observation is in the vector that a policy sees.
+
+    Attributes:
+      leaves: the arrays, in the order of the vector.
+      size: of the vector.
+    """
+
+    def __init__(self, env_id: str, space: "Space[Any]"):
+        """Raises ValueError for a space with anything but arrays of real numbers in it."""
+        leaves, first = [], 0
+        for path, box in _boxes(space, ()):
+            _check(env_id, path, box)
+            shape = tuple(box.shape or ())
+            stop = first + math.prod(shape)
+            leaves.append(Leaf(path, shape, first, stop))
+            first = stop
+        self.leaves = tuple(leaves)
+        self.size = first
+
+    def write(self, obs: Any, row: np.ndarray) -> None:
+        """Writes one observation into row [size].
+
+        Raises:
+          ValueError: an array is missing or has another shape (NumPy would broadcast it).
+        """
+        for path, shape, first, stop in self.leaves:
+            array = _entry(obs, path)
+            if np.shape(array) != shape:
+                raise ValueError(
+                    f"{_name(path)} has shape {np.shape(array)}, its space has {shape}: "
+                    "make the task return what its observation_space says"
+                )
+            row[first:stop].reshape(shape)[...] = array
+
+    def write_rows(self, obs: Any, rows: np.ndarray, index: np.ndarray) -> None:
+        """Writes a batch, whose arrays are [k, *shape], into rows [E, size] at index i[k]."""
+        for path, _, first, stop in self.leaves:
+            rows[index, first:stop] = np.reshape(_entry(obs, path), (len(index), stop - first))
+
+
+def _boxes(space: "Space[Any]", path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every space that has no parts, with the way to it."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = sorted(space.spaces.items(), key=lambda item: str(item[0]))
+    elif isinstance(space, spaces.Tuple):
+        parts = list(enumerate(space.spaces))
+    else:
+        yield path, space
+        return
+    for key, part in parts:
+        yield from _boxes(part, (*path, key))
+
+
+def _check(env_id: str, path: tuple[Any, ...], space: Any) -> None:
+    from gymnasium.spaces import Box
+
+    where = f" at {_name(path)}" if path else ""
+    if not isinstance(space, Box):
+        raise ValueError(
+            f"{env_id} has observation space {space}{where}; arrays (Box), or dictionaries and "
+            "tuples of them, are needed: wrap it with gymnasium.wrappers.FlattenObservation and "
+            "register that as an id"
+        )
+    dtype: Any = space.dtype
+    if dtype.kind not in "biuf":
+        raise ValueError(
+            f"{env_id} has observations of dtype {dtype}{where}; they must be real numbers: "
+            "wrap it with gymnasium.wrappers.TransformObservation and register that as an id"
+        )
+
+
+def _entry(obs: Any, path: tuple[Any, ...]) -> Any:
+    for depth, key in enumerate(path):
+        try:
+            obs = obs[key]
+        except (KeyError, IndexError, TypeError) as error:
+            given = f"keys {sorted(map(str, obs))}" if isinstance(obs, Mapping) else type(obs)
+            raise ValueError(
+                f"{_name(path[:depth])} has {given} and lacks {key!r}: "
+                "make the task return what its observation_space says"
+            ) from error
+    return obs
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "the observation" + "".join(f"[{key!r}]" for key in path)

@@ -1,0 +1,168 @@
+"""The processes of a run on several hosts: how they meet, and how they notice that one is lost.
+
+They meet through `jax.distributed` and leave it at once. Lanes need no communication, so each
+process trains its own on its own devices; and a process that is still connected would be killed by
+JAX when another one is lost, before it has saved. From then on each shows that it lives in a small
+file of the run directory, which all of them share.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax._src import distributed  # the key-value store has no public name
+
+FOLDER = "hosts"
+PATIENCE = 60.0  # seconds without a sign of life after which a process is lost
+_RECORD = (
+    512  # bytes of a sign of life, always as many: overwritten in place on a full disk as well
+)
+TRAINING, DONE, STOPPED = "training", "done", "stopped"
+
+
+class HostLost(Exception):
+    """Another process of the run is lost or has stopped; what this one trains is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """This process among those of a run."""
+
+    index: int = 0
+    count: int = 1
+    session: str = ""  # the same in all processes of one start
+
+
+def meet(
+    logdir: str | None = None,
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    seconds: int = 300,
+) -> tuple[Hosts, str]:
+    """Waits for the other processes; returns this one's place and the run directory of process 0.
+
+    What is not given is detected: from SLURM, Open MPI, Kubernetes or a TPU pod's metadata.
+
+    Raises:
+      ValueError: nothing was detected, or the arguments contradict each other.
+    """
+    try:
+        jax.distributed.initialize(coordinator, count, index, initialization_timeout=seconds)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"--distributed: {error} Give --coordinator=host:port, --num_processes and "
+            f"--process_id, or start the processes with srun, mpirun, Kubernetes or on a TPU pod"
+        ) from error
+    state = distributed.global_state
+    assert state.client is not None
+    index, count = state.process_id, int(state.num_processes or 1)
+    if index == 0:
+        state.client.key_value_set("rlx2/session", f"{uuid.uuid4().hex} {logdir or ''}")
+    found = state.client.blocking_key_value_get("rlx2/session", 1000 * seconds)
+    jax.distributed.shutdown()  # waits for all
+    state.process_id, state.num_processes = 0, 1  # what JAX's backends and Orbax go by from here
+    session, _, agreed = found.partition(" ")
+    return Hosts(index, count, session), agreed
+
+
+class Watch:
+    """Shows that this process lives, and looks for the others, in a thread of its own.
+
+    Attributes:
+      problem: which process was lost or has stopped, None if none did.
+    """
+
+    def __init__(self, directory: Path, hosts: Hosts, patience: float = PATIENCE):
+        self._folder, self._hosts, self._patience = directory / FOLDER, hosts, patience
+        self._state, self._beat = TRAINING, 0
+        self._seen: dict[int, tuple[float, str, str]] = {}  # when it changed, record, state
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self.problem: str | None = None
+
+    def __enter__(self) -> "Watch":
+        now = time.monotonic()
+        others = set(range(self._hosts.count)) - {self._hosts.index}
+        self._seen = dict.fromkeys(others, (now, "", ""))
+        if others:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._show()
+            threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        if kind is not None and self._state != STOPPED:
+            self.say(STOPPED, str(error))
+        self._ended.set()
+
+    def __call__(self) -> str | None:
+        return self.problem
+
+    def say(self, state: str, about: str = "") -> None:
+        """Tells the others what this process does."""
+        self._state = f"{state} {' '.join(about.split())}".strip()
+        if self._seen:
+            self._show()
+
+    def wait(self, ready: Callable[[list[str]], bool]) -> None:
+        """Until `ready` of the others' states.
+
+        Raises:
+          HostLost: one of them was lost or has stopped.
+        """
+        while not ready([state for _, _, state in self._seen.values()]):
+            if self.problem:
+                raise HostLost(self.problem)
+            time.sleep(min(1.0, self._patience / 20))
+            if self._seen:
+                self._look()
+
+    def _run(self) -> None:
+        while not self._ended.wait(min(5.0, self._patience / 10)):
+            self._show()
+            self._look()
+
+    def _show(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._beat += 1
+            text = f"{self._hosts.session} {self._beat} {self._state}"
+            record = text.encode()[: _RECORD - 1].ljust(_RECORD - 1) + b"\n"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+            file = os.open(self._folder / str(self._hosts.index), flags, 0o666)
+            try:
+                os.write(file, record)
+            finally:
+                os.close(file)
+
+    def _look(self) -> None:
+        with self._lock:
+            for i, (since, before, state) in self._seen.items():
+                text = before
+                with contextlib.suppress(OSError):
+                    text = (self._folder / str(i)).read_bytes().decode(errors="replace")
+                session, _, rest = text.partition(" ")
+                now = time.monotonic()
+                if text != before and session == self._hosts.session:
+                    state = rest.partition(" ")[2].strip()
+                    self._seen[i] = since, before, state = now, text, state
+                self.problem = self.problem or self._problem(i, state, now - since)
+
+    def _problem(self, i: int, state: str, quiet: float) -> str | None:
+        name = f"process {i} of {self._hosts.count}"
+        if state.startswith(STOPPED):
+            return f"{name} has {state}"
+        if state == DONE or quiet < self._patience:
+            return None
+        if not state:
+            return (
+                f"{name} did not show up in {self._folder} within {self._patience:.0f} s: the run "
+                f"directory must be on a file system that all processes share"
+            )
+        return f"{name} was lost (no sign of life for {self._patience:.0f} s)"

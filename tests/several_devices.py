@@ -1,0 +1,134 @@
+"""What tests of several devices do in a process that has them: `python several_devices.py CASE`.
+
+The number of devices is fixed when JAX starts, so it cannot be one of this test process. Prints one
+JSON object.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import test_segments as segments_tests
+from small_runs import small_run
+
+from rlx2_jax import config
+from rlx2_jax.training import devices, plan
+from rlx2_jax.training.device_loop import DeviceLoop
+from rlx2_jax.training.execute import execute
+from rlx2_jax.training.guards import Stopped
+from rlx2_jax.training.run import Run, read_run
+
+
+def environment(count: int) -> dict[str, str]:
+    """The variables of a process with `count` devices."""
+    flag = f"--xla_force_host_platform_device_count={count}"
+    whole = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+    own = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": whole, "JAX_COMPILATION_CACHE_DIR": ""}
+    return {**os.environ, **own}
+
+
+def in_a_process(case: str, count: int) -> Any:
+    """What a case prints, in a process with `count` devices."""
+    command = [sys.executable, __file__, case]
+    done = subprocess.run(
+        command, env=environment(count), capture_output=True, text=True, timeout=1500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def logs(directory: Path) -> dict[str, str]:
+    """What must not depend on devices: evaluations hold digests of all weights and masks."""
+    return {name: (directory / name).read_text() for name in ("evaluations.csv", "metrics.csv")}
+
+
+def stopped_at(step: int) -> Callable[[], str | None]:
+    """Interrupts a run after so many calls."""
+    calls = iter(range(10**9))
+    return lambda: "the test says so" if next(calls) >= step else None
+
+
+def resumed(run: Run, scratch: Path, numbers: list[int], stop: int) -> dict[str, Any]:
+    """A run on `numbers[0]` devices, stopped on the way, continued on each of the others."""
+    for i, count in enumerate(numbers):
+        last = i + 1 == len(numbers)
+        more: Any = {} if last else {"interrupt": stopped_at(stop)}
+        said: list[str] = []
+        try:
+            execute(run, scratch, resume=i > 0, devices=count, say=said.append, **more)
+            assert last, "the run ended before it was stopped"
+        except Stopped as stopped:
+            assert not last and "the test says so" in str(stopped)
+        assert i == 0 or any("resumed at step" in line for line in said), said
+    return logs(scratch)
+
+
+def compare(run: Run, whole: int, *others: list[int], stop: int = 150) -> dict[str, Any]:
+    """Logs of one run on `whole` devices, and whether those of others are the same."""
+    with tempfile.TemporaryDirectory() as scratch:
+        expected = resumed(run, Path(scratch) / "whole", [whole], stop)
+        shards = read_run(Path(scratch) / "whole").shards
+        fixed = dataclasses.replace(run, shards=shards)
+        found = [resumed(fixed, Path(scratch) / "-".join(map(str, x)), x, stop) for x in others]
+    rows = expected["evaluations.csv"].count("\n") - 1
+    return {"rows": rows, "shards": shards, "same": [x == expected for x in found]}
+
+
+def two() -> Any:
+    """A run on two devices; on one, stopped, continued on two."""
+    return compare(small_run(), 2, [1, 2])
+
+
+def eight() -> Any:
+    """Eight blocks on 8, 1 and 3 devices."""
+    run = small_run()
+    lanes = [dataclasses.replace(x, seed=s) for x in run.lanes[::2] for s in range(4)]
+    run = dataclasses.replace(run, lanes=tuple(lanes))
+    return compare(run, 8, [1], [3, 8, 1])
+
+
+def compact() -> Any:
+    """Live links only, eight lanes in one program: the kernels share one pool of threads."""
+    run = small_run()
+    cfg = dataclasses.replace(run.config, hidden=(32, 32))
+    lanes = [config.Lane(seed=s, b_min=60, t0=100, mask_interval=10) for s in range(8)]
+    lanes = plan.choose(cfg, [config.resolve(cfg, x) for x in lanes], "compact")
+    return compare(dataclasses.replace(run, config=cfg, lanes=lanes), 8, [1], [2, 5])
+
+
+def on_the_device() -> Any:
+    """Environments on the device, five lanes on four devices: blocks of two lanes and of one."""
+    run = small_run("rlx2_jax/Truncation-v0", backend="brax")
+    cfg = dataclasses.replace(run.config, obs_dim=1)
+    lanes = tuple(dataclasses.replace(run.lanes[0], seed=s) for s in range(5))
+    return compare(dataclasses.replace(run, config=cfg, lanes=lanes), 4, [1], [2, 4], stop=3)
+
+
+def once() -> Any:
+    """Four devices, one compilation: how often each program of the loop was compiled and loaded,
+    and on how many devices states are."""
+    cfg, lanes = segments_tests.make(), segments_tests.lanes_of("masked", 4)
+    env = segments_tests.Still().env()
+    loop = DeviceLoop(cfg, lanes, env, devices=devices.choose(4), shards=4)
+    loop.advance(12, lambda: False)
+    steps = loop._groups[0]._steps
+    own = (steps.plain, steps.event)
+    places = {devices.device_of(state) for state in loop.states()}
+    return {
+        "compiled": [len(x._compiled) for x in own],
+        "loaded": [len(x._loaded) for x in own],
+        "jit": [x.jitted._cache_size() for x in own],  # pyright: ignore
+        "devices": len(places - {None}),
+    }
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    print(json.dumps(globals()[sys.argv[1]]()))

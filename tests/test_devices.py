@@ -1,0 +1,119 @@
+"""Lanes on several devices: how they are divided, that it changes no number, what is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from several_devices import in_a_process
+from small_runs import small_run
+
+from rlx2_jax import config
+from rlx2_jax.training import devices, plan
+from rlx2_jax.training.run import Run
+
+
+def sizes(parts: list[plan.Part]) -> list[int]:
+    return [len(block.lanes) for block in parts]
+
+
+CONFIGS = [config.make("td3", 3, 1, n_max=n) for n in (1, 2, 3, 4)]
+
+
+def parts_of(*counts: int) -> list[plan.Part]:
+    """Programs of so many lanes."""
+    ends = np.cumsum([0, *counts]).tolist()
+    return [plan.Part(CONFIGS[i], tuple(range(ends[i], ends[i + 1]))) for i in range(len(counts))]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("lanes", "shards", "turns", "expected"),
+    [
+        (8, 1, True, [4, 4]),  # as on one device
+        (7, 1, True, [7]),
+        (8, 1, False, [8]),
+        (8, 2, True, [2, 2, 2, 2]),  # halves on each device
+        (6, 2, True, [3, 3]),
+        (8, 8, True, [1] * 8),
+        (5, 4, True, [2, 1, 1, 1]),
+        (7, 3, False, [3, 2, 2]),
+        (3, 8, False, [1, 1, 1]),
+    ],
+)
+def test_blocks(lanes, shards, turns, expected):
+    found = plan.blocks(parts_of(lanes), shards, turns=turns)
+    assert sizes(found) == expected
+    assert [i for block in found for i in block.lanes] == list(range(lanes))
+
+
+@pytest.mark.fast
+def test_programs_do_not_take_turns_beside_each_other():
+    assert sizes(plan.blocks(parts_of(4, 2), 1, turns=True)) == [4, 2]
+    assert sizes(plan.blocks(parts_of(4, 2), 4, turns=True)) == [1] * 6
+
+
+@pytest.mark.fast
+def test_blocks_go_to_devices_in_turn():
+    blocks, (a, b, c) = parts_of(2, 2, 2, 2), jax.devices() * 3
+    assert plan.place(blocks, [a, b, c]) == [a, b, c, a]
+    assert plan.place(blocks, [a]) == plan.place(blocks, None) == [None] * 4
+
+
+@pytest.mark.fast
+def test_arrays_that_nobody_placed_stay_where_they_are():
+    tree = {"x": jnp.arange(4)}
+    assert devices.put(tree, None) is tree and devices.device_of(tree) is None
+    (device,) = jax.local_devices()
+    assert devices.device_of(devices.put(tree, device)) == device
+    assert devices.device_of({"x": np.ones(2)}) is None
+
+
+@pytest.mark.fast
+def test_more_devices_than_there_are():
+    assert devices.choose(0) == tuple(jax.local_devices())
+    with pytest.raises(ValueError, match="--devices=99: this process has "):
+        devices.choose(99)
+
+
+@pytest.mark.fast
+def test_how_lanes_are_divided_is_part_of_a_run_only_where_they_are():
+    run = small_run()
+    old = {k: v for k, v in run.to_json().items() if k not in ("shards", "parts", "first")}
+    assert Run.from_json(old) == run and Run.from_json(old).digest == run.digest
+    assert small_run(shards=2).digest != run.digest
+
+
+def test_a_run_continues_on_another_number_of_devices():
+    found = in_a_process("two", 2)
+    assert found == {"rows": 20, "shards": 2, "same": [True]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "count", "rows", "same"),
+    [("eight", 8, 40, 2), ("compact", 8, 40, 2), ("on_the_device", 4, 25, 2)],
+)
+def test_the_same_numbers_on_any_devices(case, count, rows, same):
+    found = in_a_process(case, count)
+    assert found == {"rows": rows, "shards": count, "same": [True] * same}
+
+
+def test_a_program_is_compiled_once_for_all_devices():
+    """In warm-up and after it; `jit` itself compiles nothing."""
+    found = in_a_process("once", 4)
+    plain, event = found["compiled"]
+    assert plain == 2 and event in (1, 2)  # an event need not fall into warm-up
+    assert found["loaded"] == [4 * plain, 4 * event]
+    assert found["jit"] == [0, 0] and found["devices"] == 4
+
+
+@pytest.mark.fast
+def test_programs_have_no_collective():
+    """A block is a program of one device: there is nobody to communicate with."""
+    double = devices.SharedJit(lambda x: 2 * x)
+    (device,) = jax.local_devices()
+    x = devices.put(jnp.arange(3.0), device)
+    np.testing.assert_array_equal(double(x), [0.0, 2.0, 4.0])
+    (compiled,) = double._compiled.values()
+    text = str(compiled.as_text())
+    assert "num_partitions" not in text and "all-" not in text
