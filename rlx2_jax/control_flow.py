@@ -1,4 +1,4 @@
-"""Conditional updates that do not copy unchanged buffers, and fusion control.
+"""Conditional updates that do not copy unchanged buffers, unrolled maps, and fusion control.
 
 `lax.cond` between new arrays and the old ones makes XLA copy the old ones, unless every change can
 be written in place. A `while_loop` that runs once or not at all copies inside its body only. Like
@@ -7,7 +7,7 @@ be written in place. A `while_loop` that runs once or not at all copies inside i
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from rlx2_jax.types import Array
 
 T = TypeVar("T")
 _BLOCK = 8
+_UNROLLED = 10
 
 
 def when(due: Array | bool, change: Callable[[T], T], x: T) -> T:
@@ -34,6 +35,33 @@ def decide(due: bool | None, interval: int, count: Array, change: Callable[[T], 
     if due is None:
         return every(interval, count, change, x)
     return change(x) if due else x
+
+
+def over_members(f: Callable[..., Array], *trees: Any, members: int) -> Array:
+    """`f` of each of the first `members` entries of `trees`, stacked.
+
+    A few are unrolled, because XLA's batched products are slow on CPUs. More are vmapped, because
+    compile time would grow with each of them.
+    """
+    trees = jax.tree.map(lambda leaf: leaf[:members], trees)
+    if members > _UNROLLED:
+        return jax.vmap(f)(*trees)
+    return jnp.stack([f(*jax.tree.map(lambda leaf: leaf[i], trees)) for i in range(members)])  # noqa: B023
+
+
+class Ufunc(Protocol):
+    """A binary function of `jax.numpy` such as `jnp.add`."""
+
+    def __call__(self, x: Array, y: Array, /) -> Array: ...
+    def reduce(self, a: Array, /) -> Array: ...
+
+
+def reduce_members(f: Ufunc, x: Array) -> Array:
+    """`f` over the leading axis.
+
+    A few members are chained, because XLA's small reductions are slow on CPUs.
+    """
+    return f.reduce(x) if len(x) > _UNROLLED else functools.reduce(f, jnp.unstack(x))
 
 
 def no_fuse(x: Array) -> Array:

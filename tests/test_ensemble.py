@@ -10,7 +10,7 @@ import pytest
 from lanes import quick, setting, windows
 
 from rlx2_jax import agents, config, networks
-from rlx2_jax.agents import common, sac
+from rlx2_jax.agents import common, sac, td3
 from rlx2_jax.agents.algorithm import Algorithm
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.options import _INHERITED
@@ -106,3 +106,36 @@ def test_an_algorithm_is_a_value():
     finally:
         for table in (agents.ALGORITHMS, NETWORK_USE, _INHERITED):
             table.pop("soft")
+
+
+@pytest.mark.parametrize("execution", ["masked", "compact"])
+def test_compile_time_does_not_grow_with_a_large_ensemble(execution):
+    """Up to ten critics are unrolled; more are one batched program."""
+    batch, one = windows(0, 16, dtype="float32"), jnp.int32(1)
+
+    def size(critics: int) -> int:
+        cfg = setting("td3", critics=critics, execution=execution)
+        init = jax.jit(lambda: td3.init(jax.random.key(2), cfg, LANE))
+        state, hyper = jax.eval_shape(init), config.hyper(cfg, LANE)
+        update = jax.jit(lambda s: td3.update(s, batch, KEY, one, one, cfg, hyper)[0])
+        return len(init.lower().as_text().splitlines()) + len(
+            update.lower(state).as_text().splitlines()
+        )
+
+    assert size(40) < 1.1 * size(20)
+
+
+def test_a_large_ensemble_computes_as_its_members_alone():
+    cfg = setting("td3", critics=12)
+    critic = agents.ALGORITHMS["td3"].init(jax.random.key(1), cfg, LANE).critic
+    obs, action = jax.random.normal(KEY, (6, cfg.obs_dim)), jnp.zeros((6, cfg.action_dim))
+    q = networks.q_values(networks.online(critic), obs, action)
+    assert q.shape == (12, 6) and len(set(np.asarray(q[:, 0]).tolist())) == 12
+    np.testing.assert_array_equal(networks.minimum(q), np.asarray(q).min(axis=0))
+    for i in range(12):
+        params = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], critic.params)
+        alone = networks.online(critic._replace(params=params, members=1))
+        np.testing.assert_allclose(networks.q_values(alone, obs, action)[0], q[i], rtol=1e-5)
+    y = jnp.linspace(-1.0, 1.0, 6)
+    expected = ((np.asarray(q) - np.asarray(y)) ** 2).mean(axis=1).sum()
+    np.testing.assert_allclose(common.squared_errors(q, y), expected, rtol=1e-5)

@@ -1,6 +1,5 @@
 """What TD3 and SAC share: how a network begins, the delayed switch, the options of topology."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 
 from rlx2_jax import networks
 from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, topology_of, widths
+from rlx2_jax.control_flow import over_members, reduce_members
 from rlx2_jax.networks import optimize
 from rlx2_jax.networks.forms import FORMS
 from rlx2_jax.sparse import masks
@@ -84,9 +84,8 @@ def make_network(
     if members is None:
         dense, params, mask, stats = draw(key)
     else:
-        *drawn, all_stats = zip(*(draw(k) for k in jax.random.split(key, members)))
-        dense, params, mask = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in drawn)
-        stats = all_stats[0]
+        dense, params, mask, stats = jax.vmap(draw)(jax.random.split(key, members))
+        stats = jax.tree.map(lambda leaf: leaf[0], stats)  # members share them
     own_target = None
     if target:  # arrays of its own, so that a whole state can be donated
         own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
@@ -184,5 +183,6 @@ def target_value(q: Array, key: Array, config: Config) -> Array:
 
 def squared_errors(q: Array, y: Array) -> Array:
     """Σ_j 1/B Σ_i (Q_θj(s_i, a_i) - y_i)²: f[], for `q: [critics, batch]`."""
-    losses = [jnp.mean((each - y) ** 2) for each in jnp.unstack(q)]
-    return functools.reduce(jnp.add, losses)
+    return reduce_members(
+        jnp.add, over_members(lambda each: jnp.mean((each - y) ** 2), q, members=len(q))
+    )

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from rlx2_jax.control_flow import over_members
 from rlx2_jax.kernels import native
 from rlx2_jax.kernels.precision import product
 from rlx2_jax.types import Array, Params
@@ -47,14 +48,9 @@ def mlp(params: Params, x: Array, *, first: int | None = None, precision: str = 
     net = layers(params)
     nets = first or net[0][0].shape[0]
     if precision != "float32" or not _pays(net, x):
-        plain = [_plain_forward(member(net, i), x, precision)[0] for i in range(nets)]
-        return jnp.stack(plain)
+        plain = lambda net: _plain_forward(net, x, precision)[0]  # noqa: E731
+        return over_members(plain, net, members=nets)
     return _mlp(nets, net, x)
-
-
-def member(net: Layers, i: int) -> Layers:
-    """The layers of network `i`, without the leading axis."""
-    return tuple((kernel[i], bias[i]) for kernel, bias in net)
 
 
 @contextlib.contextmanager

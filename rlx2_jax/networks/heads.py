@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlx2_jax.control_flow import reduce_members
 from rlx2_jax.types import Array, Bounds, Params
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
@@ -40,9 +41,8 @@ def q_value(params: Params, obs: Array, action: Array, bounds: Bounds | None = N
 
 
 def minimum(q: Array) -> Array:
-    """The smallest of `[critics, ...]`: `[...]`, written out: XLA's small reductions are slow on
-    CPUs."""
-    return functools.reduce(jnp.minimum, jnp.unstack(q))
+    """The smallest of `[critics, ...]`: `[...]`."""
+    return reduce_members(jnp.minimum, q)
 
 
 def critic_input(obs: Array, action: Array, bounds: Bounds | None) -> Array:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlx2_jax.control_flow import over_members
 from rlx2_jax.kernels import adam, dense_mlp, layout
 from rlx2_jax.networks import base
 from rlx2_jax.sparse import rules
@@ -64,11 +65,8 @@ class Bound:
     def _modules(self, params: Params, x: Array, first: int | None) -> Array:
         """The module applied to each member: `[members, batch, out]`."""
         keys = base.member_keys(self.key, self.members)
-        outputs = []
-        for i in range(first or self.members or 1):
-            own, key = jax.tree.map(lambda leaf, i=i: leaf[i], (params, keys))
-            outputs.append(base.apply(self.module, own, self.stats, key, x))
-        return jnp.stack(outputs)
+        one = lambda own, key: base.apply(self.module, own, self.stats, key, x)  # noqa: E731
+        return over_members(one, params, keys, members=first or self.members or 1)
 
 
 def bind(
