@@ -71,6 +71,7 @@ def test_every_command_has_help(name, capsys):
     [
         (["fly"], "there is no command 'fly': use one of train, resume, evaluate, render, export"),
         (["train", "--metod=rlx2"], "Unknown command line flag 'metod'. Did you mean: method"),
+        (["train", "--distributed=yes"], "flag --distributed=yes: use true or false"),
         (["train", "--method=rlx3"], "--method=rlx3: 'rlx3': use one of"),
         (["train", "runs/a"], "unexpected ['runs/a']: all settings are flags, --name=value"),
         (["train", "--flagfile=/nowhere/flags"], "/nowhere/flags"),

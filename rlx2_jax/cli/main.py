@@ -9,6 +9,7 @@ import difflib
 import faulthandler
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -81,7 +82,8 @@ def _run(name: str, argv: list[str]) -> int:
     try:
         parse(module, name, argv, values)
     except (flags.Error, ValueError, OSError) as error:
-        return _usage_error(f"{' '.join(str(error).split())} (rlx2 {name} --help lists the flags)")
+        text = re.sub(r"\('Non-boolean .*\)", "use true or false", " ".join(str(error).split()))
+        return _usage_error(f"{text} (rlx2 {name} --help lists the flags)")
     _import_from_here(values)
     return module.command(values)
 

@@ -233,13 +233,12 @@ def resume(given: flags.FlagValues) -> int:
 def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
     """This process among those of the run, and the run directory of the first."""
     place = (given.coordinator, given.num_processes, given.process_id)
-    if given.dry_run or not (given.distributed or given.coordinator):
-        if any(x is not None for x in place[1:]):
-            raise SettingError("--num_processes and --process_id go with --coordinator=host:port")
-        return Hosts(), logdir
-    if given.coordinator and None in place:
-        raise SettingError("--coordinator needs --num_processes and --process_id")
-    return meet(logdir, *place)
+    if len({x is None for x in place}) > 1:
+        raise SettingError(
+            "--coordinator, --num_processes and --process_id go together: give all or none"
+        )
+    alone = given.dry_run or not (given.distributed or given.coordinator)
+    return (Hosts(), logdir) if alone else meet(logdir, *place)
 
 
 def _execute(

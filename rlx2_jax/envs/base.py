@@ -135,8 +135,9 @@ def unknown_id(env_id: str, known: Iterable[str], backend: str, advice: str = ""
     spelt = {k.lower(): k for k in known}
     near = [spelt[k] for k in difflib.get_close_matches(env_id.lower(), spelt, n=4, cutoff=0.6)]
     names = ", ".join(same_task[::-1] or near)
-    hint = f"; did you mean {names}?" if names else f"; it has {len(known)} others"
-    return ValueError(f"{backend} has no environment {env_id!r}{hint}{advice}")
+    every = f"use one of {', '.join(known)}" if len(known) <= 20 else f"it has {len(known)} others"
+    hint = f"did you mean {names}?" if names else every
+    return ValueError(f"{backend} has no environment {env_id!r}; {hint}{advice}")
 
 
 @contextlib.contextmanager
