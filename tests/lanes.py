@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import config
+from rlx2_jax.networks import optimize
+from rlx2_jax.networks.evolution import Evolution, Update
 from rlx2_jax.sparse import masks
 from rlx2_jax.types import Batch, Network
 
@@ -51,6 +53,26 @@ def windows(seed: int, *lead: int, n: int = 3, dtype: str = "float64") -> Batch:
         terminated=jnp.asarray(ends[0]),
         truncated=jnp.asarray(ends[1]),
     )
+
+
+def gradient_step(
+    network: Network,
+    grads: Any,
+    rate: Any,
+    count: Any,
+    schedule: Any,
+    key: Any,
+    leak: Any = None,
+    **options: Any,
+) -> Network:
+    """`optimize.learn` of a masked network on a loss with the gradient `grads`."""
+
+    def loss(bound: Any) -> tuple[Any, None]:
+        terms = jax.tree.map(lambda x, g: jnp.sum(x * g), bound.params, grads)
+        return jnp.stack(jax.tree.leaves(terms)).sum(), None
+
+    update = Update(jnp.asarray(count), schedule, key)
+    return optimize.learn(network, loss, rate, update, Evolution(0, **options), leak=leak)[0]
 
 
 def quick(f: Callable[..., Any], **options: Any) -> Any:

@@ -16,6 +16,7 @@ from rlx2_jax.agents import ALGORITHMS
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.kernels import dense_mlp, native
 from rlx2_jax.networks import masked, optimize
+from rlx2_jax.networks.evolution import Evolution, Update
 from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.training import execute as execution
@@ -245,8 +246,8 @@ def test_scores_by_hand(method, kept, links):
 
     def learn(count):
         return optimize.learn(
-            network, loss, jnp.float32(0.1), count, schedule, jax.random.key(0),
-            rows=1, topology=topology, interval=1,
+            network, loss, jnp.float32(0.1), Update(count, schedule, jax.random.key(0)),
+            Evolution(rows=1, interval=1, topology=topology),
         )[0]  # fmt: skip
 
     new = quick(learn)(jnp.int32(1))
@@ -267,8 +268,8 @@ def test_snip_and_grasp_disagree_where_they_should():
         new = optimize.learn(
             network,
             lambda bound: (0.5 * jnp.sum(h * bound.params["l0"]["kernel"] ** 2), None),
-            jnp.float32(0.1), jnp.int32(1), schedule, jax.random.key(0),
-            rows=1, topology=Topology(method, scope="global"), interval=1, evolve=True,
+            jnp.float32(0.1), Update(jnp.int32(1), schedule, jax.random.key(0)),
+            Evolution(rows=1, interval=1, topology=Topology(method, scope="global")), evolve=True,
         )[0]  # fmt: skip
         assert np.flatnonzero(new.masks["l0"]["kernel"]).tolist() == [row]
 

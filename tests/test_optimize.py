@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from lanes import gradient_step
 from programs import jit, places, unconditional
 
 from rlx2_jax.networks import optimize
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.fast
 SHAPES = {"l0": {"kernel": (6, 7), "bias": (7,)}}
 RATE, INTERVAL, T_END = jnp.float32(0.1), 4, 100
 OPTIONS = ("interval", "mask_step", "moments", "regrow", "remask_target")
-STEP = jit(optimize.step, static_argnames=OPTIONS)
+STEP = jit(gradient_step, static_argnames=OPTIONS)
 EVOLUTION = jit(topology.evolution)
 ADAM = jit(optax.adam(float(RATE)).update)
 # What choosing links is made of, by sorting or by bisection.
@@ -165,10 +166,11 @@ def test_mask_step_after_is_a_step_then_an_evolution(warm):
     assert is_on_mask(new.moments.mu, new.masks)
 
 
-def test_scores_of_its_own_and_a_target_that_waits_for_its_polyak_step(warm):
-    scores = random_tree(21)
-    new = step(warm, random_tree(20), INTERVAL, scores=scores, remask_target=False)
-    assert_equal(new.masks, step(warm, scores, INTERVAL).masks)  # growth goes by the scores
+def test_leaked_gradients_and_a_target_that_waits_for_its_polyak_step(warm):
+    grads, leak = random_tree(20), random_tree(21)
+    new = step(warm, grads, INTERVAL, leak=leak, remask_target=False)
+    both = jax.tree.map(np.add, grads, leak)
+    assert_equal(new.masks, step(warm, both, INTERVAL).masks)  # growth goes by the sum
     assert_equal(new.target, warm.target)
     assert not is_on_mask(new.target, new.masks)
     assert is_on_mask(optimize.polyak(new, jnp.float32(0.1)).target, new.masks)
@@ -229,7 +231,7 @@ def many_updates(net, plan, grads):
     def go_on(net, now):
         count, grads = now
         key = jax.random.fold_in(jax.random.key(0), count)
-        net = optimize.step(net, grads, RATE, count, plan, key, interval=5)
+        net = gradient_step(net, grads, RATE, count, plan, key, interval=5)
         net = optimize.polyak(net, jnp.float32(0.05))
         off = lambda tree: jax.tree.map(  # noqa: E731
             lambda x, m: (jnp.where(m, 0.0, x) == 0.0).all(), tree, net.masks
@@ -259,7 +261,7 @@ LANES = [
 
 
 def one_lane(net, grads, count, plan, key):
-    return optimize.step(net, grads, RATE, count, plan, key, interval=4)
+    return gradient_step(net, grads, RATE, count, plan, key, interval=4)
 
 
 RUN = jax.vmap(one_lane, in_axes=(0, 0, None, 0, 0))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from lanes import stack
+from lanes import gradient_step, stack
 from programs import jit
 
 from rlx2_jax import config, sparsify
@@ -150,7 +150,7 @@ def test_sparsify_and_the_agents_agree(grow, drop):
     schedule = topology.Schedule(jnp.float32(0.5), *(jnp.int32(x) for x in (1, 10, 0, 0)))
     network = optimize.init(start, state.masks, grow=(grow,))
     key = jax.random.wrap_key_data(state.key)
-    own = optimize.step(
+    own = gradient_step(
         network, grads, jnp.float32(0.1), jnp.int32(1), schedule,
         jax.random.fold_in(key, 1), interval=1, grow=(grow,), drop=(drop,),
     )  # fmt: skip
@@ -189,7 +189,7 @@ def test_momentum_goes_by_the_average_of_dense_gradients():
     network = optimize.init(masks.apply(params, mask), mask, grow=("momentum",))
     for count, scale in ((1, 2.0), (2, 5.0)):
         grads = {"w": {"kernel": scale * kernel}}
-        network = optimize.step(
+        network = gradient_step(
             network, grads, jnp.float32(0.1), jnp.int32(count), schedule, KEY,
             interval=9, grow=("momentum",),
         )  # fmt: skip

@@ -5,17 +5,18 @@ transitions with the expert's noise-free actions. Nothing is bootstrapped, so th
 no target network; masks evolve as everywhere else.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlx2_jax import networks
 from rlx2_jax.agents.algorithm import Algorithm
-from rlx2_jax.agents.common import BY_COUNT, Due, make_actor, topology_options
+from rlx2_jax.agents.common import BY_COUNT, Due, evolution_of, make_actor
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.networks import optimize
+from rlx2_jax.networks.evolution import Update
 from rlx2_jax.types import Array, Batch, Network, Params
 
 
@@ -72,11 +73,15 @@ def update(
         gap = mean_action(params, batch.obs) - batch.action
         return jnp.mean(jnp.sum(gap**2, axis=-1)), None
 
-    options: dict[str, Any] = topology_options(config)
     actor, value, _, finite = optimize.learn(
-        state.actor, loss, hyper.learning_rate, count, hyper.actor, key,
-        evolve=due.evolve_actor, active=active, **options,
-    )  # fmt: skip
+        state.actor,
+        loss,
+        hyper.learning_rate,
+        Update(count, hyper.actor, key),
+        evolution_of(config),
+        evolve=due.evolve_actor,
+        active=active,
+    )
     return State(actor), {"actor_loss": value, "finite": finite}
 
 

@@ -10,6 +10,7 @@ from rlx2_jax import networks
 from rlx2_jax.config import Config, Hyper, Lane, live_links, resolve, topology_of, widths
 from rlx2_jax.control_flow import over_members, reduce_members
 from rlx2_jax.networks import optimize
+from rlx2_jax.networks.evolution import Evolution
 from rlx2_jax.networks.forms import FORMS
 from rlx2_jax.sparse import masks
 from rlx2_jax.sparse.lane_topology import RIGL
@@ -153,20 +154,19 @@ def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array
     return jnp.where(t < hyper.t0, 1, hyper.n)
 
 
-def topology_options(config: Config, delay: int = 1) -> dict[str, Any]:
-    """The static choices that `optimize.learn` takes from a `Config`, for a network that makes
-    every `delay`-th update."""
-    return {
-        "rows": config.batch_size,
-        "topology": config.topology.delayed(delay),
-        "grow": config.grow,
-        "drop": config.drop,
-        "interval": config.mask_interval,
-        "mask_step": config.mask_step,
-        "moments": config.moments,
-        "regrow": config.regrow,
-        "remask_target": config.targets == "masked",
-    }
+def evolution_of(config: Config, delay: int = 1) -> Evolution:
+    """How masks change, of a network that makes every `delay`-th update."""
+    return Evolution(
+        rows=config.batch_size,
+        interval=config.mask_interval,
+        topology=config.topology.delayed(delay),
+        grow=config.grow,
+        drop=config.drop,
+        mask_step=config.mask_step,
+        moments=config.moments,
+        regrow=config.regrow,
+        remask_target=config.targets == "masked",
+    )
 
 
 def target_value(q: Array, key: Array, config: Config) -> Array:

@@ -11,15 +11,16 @@ from rlx2_jax.agents.algorithm import Algorithm
 from rlx2_jax.agents.common import (
     BY_COUNT,
     Due,
+    evolution_of,
     make_actor,
     make_critic,
     switched_n,
-    topology_options,
 )
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import decide
 from rlx2_jax.networks import optimize
+from rlx2_jax.networks.evolution import Update
 from rlx2_jax.prng import normal
 from rlx2_jax.replay import returns
 from rlx2_jax.types import Array, Batch, Network, Params
@@ -124,11 +125,16 @@ def update(
         q = networks.q_values(seeded, batch.obs, batch.action, bounds)
         return common.squared_errors(q, y), jnp.mean(q[0])
 
-    options = topology_options(config)
     critic, loss, q, finite = optimize.learn(
-        state.critic, critic_loss, hyper.learning_rate, count, hyper.critic, critic_key,
-        leak=state.leak, evolve=due.evolve_critic, active=active, **options,
-    )  # fmt: skip
+        state.critic,
+        critic_loss,
+        hyper.learning_rate,
+        Update(count, hyper.critic, critic_key),
+        evolution_of(config),
+        leak=state.leak,
+        evolve=due.evolve_critic,
+        active=active,
+    )
 
     def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
@@ -146,12 +152,10 @@ def update(
             state.actor,
             lambda params: actor_loss(params, judges),
             hyper.learning_rate,
-            count // config.policy_delay,
-            hyper.actor,
-            actor_key,
+            Update(count // config.policy_delay, hyper.actor, actor_key),
+            evolution_of(config, config.policy_delay),
             evolve=due.evolve_actor,
             active=active,
-            **topology_options(config, config.policy_delay),
         )
         leak = None
         if state.leak is not None:

@@ -13,7 +13,7 @@ yields each layer's input x and output gradient g_y; the score g_y xᵀ is forme
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,10 +21,10 @@ import jax.numpy as jnp
 
 from rlx2_jax.kernels import adam, compact_mlp, layout
 from rlx2_jax.networks import base
+from rlx2_jax.networks.evolution import Evolution, Gradient, Update
 from rlx2_jax.networks.linear import CompactKernel
 from rlx2_jax.sparse import compact_topology, rules
-from rlx2_jax.sparse.lane_topology import RIGL, Topology
-from rlx2_jax.sparse.topology import Schedule
+from rlx2_jax.sparse.lane_topology import RIGL
 from rlx2_jax.types import Array, Masks, Network, Params
 
 
@@ -172,43 +172,20 @@ def polyak(network: Network, tau: Array) -> Network:
     return network._replace(target=t * network.params + (1.0 - t) * old)
 
 
-def evolve(
-    network: Network,
-    loss: Callable[[Params], tuple[Array, Any]] | None,
-    differentiated: Network | None,
-    grads: Array,
-    count: Array,
-    schedule: Schedule,
-    key: Array,
-    *,
-    rows: int = 0,
-    scores: Params | None = None,
-    leak: Params | None = None,
-    topology: Topology,
-    grow: Sequence[str],
-    drop: Sequence[str],
-    moments: str,
-    regrow: str,
-    remask_target: bool,
-) -> Network:
+def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evolution) -> Network:
     """One drop-and-grow step (Algorithm 1): values, moments and target follow their links, new
-    links start at zero in all of them. Random scores are those of the masked form.
-
-    Args:
-      loss: bound parameters to a value and anything else; it applies the network once, to a batch
-        of `rows`.
-      differentiated: the network at which `grads` is the gradient of `loss`.
-      others: as in `optimize.learn`; those that concern dead links must have their defaults.
-    """
-    if topology != RIGL:
-        raise ValueError(f"the compact form drops and grows in place, it has no {topology}")
-    if leak is not None or scores is not None or moments != "zero" or not remask_target:
+    links start at zero in all of them. Random scores are those of the masked form."""
+    if evolution.topology != RIGL:
+        raise ValueError(
+            f"the compact form drops and grows in place, it has no {evolution.topology}"
+        )
+    if gradient.leak is not None or evolution.moments != "zero" or not evolution.remask_target:
         raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
-    assert loss is not None and differentiated is not None
-    guarded, finite = adam.guard(grads)
-    factors = _growth_factors(differentiated, loss, rows, finite)
+    count, schedule, key = update
+    guarded, finite = adam.guard(gradient.grads)
+    factors = _growth_factors(gradient.at, gradient.loss, evolution.rows, finite)
     index: layout.Index = network.masks
-    spec, fraction = index.spec, topology.fraction(schedule, count)
+    spec, fraction = index.spec, evolution.topology.fraction(schedule, count)
     leaves = spec.leaves
     uniform = rules.member_uniform(
         list(leaves.values()), network.members or 1, network.params.dtype
@@ -230,10 +207,17 @@ def evolve(
             drawn = functools.partial(uniform, member, kernels[i])
             average = smoothed.get(f"{spec.names[i]}/kernel")
             layer = rules.Layer(weight, grads[part], mu, nu, factors[i], drawn, average)
-            growth.append(rules.select([rules.GROW[r](key, layer) for r in grow], schedule.grow))
-            keep.append(rules.select([rules.DROP[r](layer) for r in drop], schedule.drop))
+            growth.append(
+                rules.select([rules.GROW[r](key, layer) for r in evolution.grow], schedule.grow)
+            )
+            keep.append(rules.select([rules.DROP[r](layer) for r in evolution.drop], schedule.drop))
         new, source = compact_topology.evolve(
-            vectors[0], index, growth, fraction, keep_scores=jnp.concatenate(keep), regrow=regrow
+            vectors[0],
+            index,
+            growth,
+            fraction,
+            keep_scores=jnp.concatenate(keep),
+            regrow=evolution.regrow,
         )
         moved = [None if v is None else compact_topology.remap(source, v)[0] for v in vectors]
         return new, moved

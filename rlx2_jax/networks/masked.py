@@ -5,7 +5,7 @@ The form of GPUs, TPUs and dense networks. Has the same functions as `compact`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from rlx2_jax.control_flow import over_members
 from rlx2_jax.kernels import adam, dense_mlp, layout
 from rlx2_jax.networks import base
+from rlx2_jax.networks.evolution import Evolution, Gradient, Update
 from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.groups import Step
-from rlx2_jax.sparse.lane_topology import Topology, kernel_leaf
+from rlx2_jax.sparse.lane_topology import kernel_leaf
 from rlx2_jax.sparse.masks import check_same_tree
-from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
 
 
@@ -126,53 +126,22 @@ def polyak(network: Network, tau: Array) -> Network:
     return network._replace(target=target)
 
 
-def evolve(
-    network: Network,
-    loss: Callable[[Params], tuple[Array, Any]] | None,
-    differentiated: Network | None,
-    grads: Params,
-    count: Array,
-    schedule: Schedule,
-    key: Array,
-    *,
-    rows: int = 0,
-    scores: Params | None = None,
-    leak: Params | None = None,
-    topology: Topology,
-    grow: Sequence[str],
-    drop: Sequence[str],
-    moments: str,
-    regrow: str,
-    remask_target: bool,
-) -> Network:
-    """One mask update by the method of `topology`, Algorithm 1 by default. Each member of an
-    ensemble is a network of its own. The gradient is dense: `loss` and `differentiated` are needed
-    for its Hessian-gradient product only, `rows` is not.
-
-    Args:
-      grads: dense gradient of the loss.
-      scores: the dense gradient that growth rules see, when not `grads`.
-      leak: added to it.
-      moments: `zero` those of links dropped or newly grown, or `keep` all.
-      remask_target: put the target under the new mask at once.
-      others: as in `optimize.learn`.
-    """
-    del rows
-    guarded, _ = adam.guard(grads)
-    scored = guarded if scores is None else scores
-    if leak is not None:
-        scored = jax.tree.map(jnp.add, scored, leak)
+def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evolution) -> Network:
+    """One mask update by the method of `evolution`, Algorithm 1 by default. Each member of an
+    ensemble is a network of its own."""
+    count, schedule, key = update
+    scored = guarded = adam.guard(gradient.grads)[0]
+    if gradient.leak is not None:
+        scored = jax.tree.map(jnp.add, guarded, gradient.leak)
     check_same_tree(network.params, network.masks, "params", "masks")
     check_same_tree(network.params, scored, "params", "scores")
-    method = topology.build(schedule, grow, drop, regrow)
+    method = evolution.build(schedule)
     hessian = None
     if method.hessian:
-        if loss is None or differentiated is None:
-            raise ValueError(f"{topology.method} needs the loss: use optimize.learn")
-        hessian = _hessian_product(differentiated, loss, guarded)
+        hessian = _hessian_product(gradient.at, gradient.loss, guarded)
     members = network.members
     of = functools.partial(kernels, members=members)
-    masks, due = of(network.masks), topology.due(schedule, count)
+    masks, due = of(network.masks), evolution.topology.due(schedule, count)
     leaves = [kernel_leaf(name, x.shape[members is not None :]) for name, x in masks.items()]
     own = [list(layout.flatten(network.params)).index(leaf.path) for leaf in leaves]
     shapes = [leaf.shape[members is not None :] for leaf in jax.tree.leaves(network.params)]
@@ -223,9 +192,9 @@ def evolve(
         return layout.unflatten(found)
 
     mu, nu, target = network.moments.mu, network.moments.nu, network.target
-    if moments == "zero":
+    if evolution.moments == "zero":
         mu, nu = inherit(mu), inherit(nu)
-    if target is not None and remask_target:
+    if target is not None and evolution.remask_target:
         target = inherit(target)
     return network._replace(
         params=inherit(network.params),

@@ -15,14 +15,11 @@ import jax.numpy as jnp
 from rlx2_jax.control_flow import decide, when
 from rlx2_jax.kernels import adam
 from rlx2_jax.networks import convert, masked
+from rlx2_jax.networks.evolution import Evolution, Gradient, Update
 from rlx2_jax.networks.forms import bind, form_of
 from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.lane_topology import RIGL, Topology
-from rlx2_jax.sparse.topology import Schedule
 from rlx2_jax.types import Array, Masks, Network, Params
-
-MASK_STEPS = ("skip", "after")
-MOMENTS = ("zero", "keep")
 
 
 def init(
@@ -51,37 +48,24 @@ def init(
 
 def learn(
     network: Network,
-    loss: Callable[[Params], tuple[Array, Any]],
+    loss: Callable[[Any], tuple[Array, Any]],
     learning_rate: Array,
-    count: Array,
-    schedule: Schedule,
-    key: Array,
+    update: Update,
+    evolution: Evolution,
     *,
-    rows: int,
     leak: Params | None = None,
-    topology: Topology = RIGL,
-    grow: Sequence[str] = ("gradient", "random"),
-    drop: Sequence[str] = ("magnitude",),
-    interval: int,
-    mask_step: str = "skip",
-    moments: str = "zero",
-    regrow: str = "keep",
-    remask_target: bool = True,
     evolve: bool | None = None,
     active: Array | bool = True,
 ) -> tuple[Network, Array, Any, Array]:
-    """One step down `loss`, of a network in either form.
+    """One step down `loss`, of a network in either form: of its optimizer or, when a mask update is
+    due, of its topology.
 
     Args:
-      loss: bound parameters (`networks.bind`) to a value and anything else; it applies the network
-        once, to a batch of `rows`.
-      leak: what growth scores have besides the gradient.
-      topology: static; the method that changes masks.
-      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
+      network: its parameters are zero off the mask.
+      loss, leak: as in `Gradient`.
       evolve: static; whether this is a mask update of any lane, `count % interval == 0`. None
         branches on that. True and False compile only the one or the other.
       active: False changes nothing; needs `evolve=False`.
-      others: as in `step`.
 
     Returns:
       The network, the loss and what came with it, and whether the gradient was finite. Where it
@@ -89,164 +73,44 @@ def learn(
     """
     bound = lambda params: loss(bind(network, params))  # noqa: E731
     (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
-    network = _smooth(network, loss, grads, rows, active)
+    network = _smooth(network, loss, grads, evolution.rows, active)
     if evolve is False:
         new, finite = _descend(network, grads, learning_rate, active)
         return new, value, aux, finite
     if active is not True:
         raise ValueError("a mask update cannot be switched off: `active` needs evolve=False")
-
-    after = "after" in (mask_step, topology.traits.mask_step)
+    due = evolution.topology.due(update.schedule, update.number)
 
     def evolved(before: Network) -> Network:
         # The gradient is that of the network before its optimizer step.
-        own = network if after else before
-        return form_of(network).evolve(
-            before,
-            loss,
-            own,
-            grads,
-            count,
-            schedule,
-            key,
-            rows=rows,
-            leak=leak,
-            topology=topology,
-            grow=grow,
-            drop=drop,
-            moments=moments,
-            regrow=regrow,
-            remask_target=remask_target,
-        )
+        gradient = Gradient(loss, network if evolution.after else before, grads, leak)
+        new = form_of(network).evolve(before, gradient, update, evolution)
+        if before.moved is None:
+            return new
+        return new._replace(moved=jnp.where(due, _moved(before, new), before.moved))
 
-    _check(interval, mask_step, moments)
-    new, finite = _advance(
-        network,
-        grads,
-        learning_rate,
-        count,
-        topology.due(schedule, count),
-        evolved,
-        functools.partial(_decide, topology, interval, evolve),
-        after,
-    )
+    # Evolution comes before the step that it replaces, unless it comes `after` a step, so that
+    # neither needs the network as it was before the other, and both can work in place.
+    decided = functools.partial(_decide, evolution, evolve, update.number, evolved)
+    if evolution.after:
+        stepped, finite = _descend(network, grads, learning_rate, True)
+        return decided(stepped), value, aux, finite
+    new, finite = _descend(decided(network), grads, learning_rate, ~due)
     return new, value, aux, finite
 
 
-def step(
-    network: Network,
-    grads: Params,
-    learning_rate: Array,
-    count: Array,
-    schedule: Schedule,
-    key: Array,
-    *,
-    interval: int,
-    scores: Params | None = None,
-    topology: Topology = RIGL,
-    grow: Sequence[str] = ("gradient", "random"),
-    drop: Sequence[str] = ("magnitude",),
-    mask_step: str = "skip",
-    moments: str = "zero",
-    regrow: str = "keep",
-    remask_target: bool = True,
-) -> Network:
-    """One step of a network's optimizer or, when a mask update is due, of its topology.
-
-    Args:
-      network: its parameters are zero off the mask.
-      grads: dense gradient of the loss, `∇_θ L`.
-      count: which update of this network this is, from 1; not batched over lanes, so that the
-        evolution stays inside a real branch.
-      schedule: of this lane; `topology.due(schedule, count)` implies that `count` is a multiple of
-        `interval`, or `topology.traits.at`.
-      key: for random growth.
-      interval: static; the branch is taken at its multiples.
-      scores: the dense gradient that growth rules see, when not `grads`.
-      topology: static; the method that changes masks.
-      grow, drop: static; the rules that lanes of this program use, which `schedule` numbers.
-      mask_step: `skip` the optimizer step on a mask update, or evolve `after` it.
-      moments: `zero` those of links dropped or newly grown, or `keep` all.
-      regrow: as in `evolve`.
-      remask_target: put the target under the new mask at once.
-    """
-    _check(interval, mask_step, moments)
-    network = _smooth(network, None, grads, 0, True)
-
-    def evolved(before: Network) -> Network:
-        return form_of(network).evolve(
-            before,
-            None,
-            None,
-            grads,
-            count,
-            schedule,
-            key,
-            scores=scores,
-            topology=topology,
-            grow=grow,
-            drop=drop,
-            moments=moments,
-            regrow=regrow,
-            remask_target=remask_target,
-        )
-
-    return _advance(
-        network,
-        grads,
-        learning_rate,
-        count,
-        topology.due(schedule, count),
-        evolved,
-        functools.partial(_decide, topology, interval, None),
-        "after" in (mask_step, topology.traits.mask_step),
-    )[0]
-
-
 def _decide(
-    topology: Topology,
-    interval: int,
+    evolution: Evolution,
     due: bool | None,
     count: Array,
     change: Callable[[Network], Network],
     network: Network,
 ) -> Network:
     """`change(network)` where a mask update is due of any lane. `due` as `evolve` in `learn`."""
-    at = topology.traits.at
+    at = evolution.topology.traits.at
     if due is None and at is not None:
         return when(count == at, change, network)
-    return decide(due, interval, count, change, network)
-
-
-def _advance(
-    network: Network,
-    grads: Params,
-    learning_rate: Array,
-    count: Array,
-    due: Array,
-    evolve: Callable[[Network], Network],
-    decide: Callable[..., Network],
-    after: bool,
-) -> tuple[Network, Array]:
-    """A step of the optimizer, or of the topology: the network, and whether `grads` were finite.
-
-    Evolution comes before the step that it replaces, unless it comes `after` a step, so that
-    neither needs the network as it was before the other, and both can work in place.
-    """
-
-    def evolved(net: Network) -> Network:
-        return decide(count, changed, net)
-
-    def changed(net: Network) -> Network:
-        new = evolve(net)
-        if net.moved is None:
-            return new
-        return new._replace(moved=jnp.where(due, _moved(net, new), net.moved))
-
-    if not after:
-        return _descend(evolved(network), grads, learning_rate, ~due)
-    stepped, finite = _descend(network, grads, learning_rate, True)
-    return evolved(stepped), finite
+    return decide(due, evolution.interval, count, change, network)
 
 
 def _descend(
@@ -275,15 +139,6 @@ def _moved(before: Network, after: Network) -> Array:
     """Links that are live after but not before: i32[]."""
     pairs = zip(*(jax.tree.leaves(convert.dense_masks(network)) for network in (after, before)))
     return jnp.stack([jnp.sum(a & ~b, dtype=jnp.int32) for a, b in pairs]).sum(dtype=jnp.int32)
-
-
-def _check(interval: int, mask_step: str, moments: str) -> None:
-    if mask_step not in MASK_STEPS or moments not in MOMENTS:
-        raise ValueError(
-            f"mask_step={mask_step!r}, moments={moments!r}: use one of {MASK_STEPS} and {MOMENTS}"
-        )
-    if interval < 1:
-        raise ValueError(f"interval={interval}: use a whole number of at least 1")
 
 
 def polyak(network: Network, tau: Array, active: Array | bool = True) -> Network:

@@ -181,11 +181,6 @@ class Topology(NamedTuple):
         return jax.tree.unflatten(treedef, masks)
 
 
-def kernelkernel_leaf(name: str, shape: tuple[int, ...]) -> Leaf:
-    """The kernel of a linear layer."""
-    return Leaf(name, shape, "io", True)
-
-
 RIGL = Topology()
 
 

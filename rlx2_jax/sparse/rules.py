@@ -27,7 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlx2_jax.types import Array, Params
+from rlx2_jax.types import Array
 
 
 class Factors(NamedTuple):
@@ -204,34 +204,3 @@ def member_uniform(
         return jnp.stack([part(key) for part in parts[i :: len(shapes)]])[member]
 
     return uniform
-
-
-def tree_scores(
-    params: Params,
-    grads: Params,
-    dense_grads: Params,
-    grow: Callable[[Layer], Array | Factors],
-    drop: Callable[[Layer], Array],
-    sparse: Sequence[bool],
-    moments: tuple[Params, Params] | None = None,
-    uniform: Sequence[Callable[[Array], Array]] | None = None,
-    smoothed: Sequence[Array | None] | None = None,
-) -> tuple[Params, Params]:
-    """Growth scores and keep scores of a masked network; leaves that are not `sparse` get zeros.
-
-    `uniform`: `Layer.uniform` of each leaf; default: one draw for all of them. `smoothed`:
-    `Layer.smoothed` of each leaf.
-    """
-    weights, treedef = jax.tree.flatten(params)
-    uniform = uniform or shared_uniform([x.shape for x in weights], weights[0].dtype)
-    none = [None] * len(weights)
-    mu, nu = map(jax.tree.leaves, moments) if moments else (none, none)
-    growth, keep = [], []
-    averages = smoothed or none
-    scored = jax.tree.leaves(dense_grads)
-    fields = zip(weights, jax.tree.leaves(grads), mu, nu, scored, uniform, averages)
-    for layer, scored in zip((Layer(*x) for x in fields), sparse):
-        nothing = jnp.zeros_like(layer.weight)
-        growth.append(dense(grow(layer)) if scored else nothing)
-        keep.append(drop(layer) if scored else nothing)
-    return jax.tree.unflatten(treedef, growth), jax.tree.unflatten(treedef, keep)
