@@ -1,4 +1,4 @@
-"""Sparse deep reinforcement learning, trained sparse from the first step, in functional JAX.
+"""Sparse deep reinforcement learning in functional JAX, sparse from the first step.
 
     import rlx2_jax as rlx2
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from rlx2_jax.types import TimeStep as TimeStep
     from rlx2_jax.types import Transition as Transition
 
-# Where each public name is defined; modules stand for themselves.
+# The module of each public name, or the package of each public module.
 _HOMES = {
     **dict.fromkeys(("masks", "methods", "rules", "topology"), "sparse"),
     **dict.fromkeys(("buffer", "returns"), "replay"),

@@ -1,4 +1,4 @@
-"""`python -m rlx2_jax` is the command `rlx2`."""
+"""`python -m rlx2_jax` runs the command `rlx2`."""
 
 import sys
 

@@ -1,22 +1,22 @@
-"""How each algorithm uses its networks: shared by configurations, accounting and agents."""
+"""Each algorithm's use of networks, for configurations, accounting and agents."""
 
 from typing import NamedTuple
 
 
 class NetworkUse(NamedTuple):
-    """How an algorithm shapes, starts and runs its networks (tables 4 and 5).
+    """How an algorithm sizes, initializes and evaluates its networks (tables 4 and 5).
 
     Attributes:
       actor_heads: actor outputs per action dimension; SAC has a mean and a log σ.
       weight_init: `uniform` or `orthogonal`, see `networks.mlp.MLP`.
-      actor_copies: 2 where the actor has a target network.
+      actor_copies: 2 if the actor has a target network, else 1.
       actor_loss_critics: critics evaluated in the actor's loss; None: all of them.
-      target_every_step: whether an n-step target evaluates the actor at each of its n states.
+      target_every_step: whether n-step targets evaluate the actor at each of the n states.
       n_step, policy_delay: the paper's n and d.
-      expert: whether it learns from an expert: from its Q (RigL+Q*), or from its actions.
-      critic: the architecture of its critics; None: the one that the configuration names.
-      climbs_mean: whether the actor climbs the mean of all critics instead of their minimum.
-      has_critic: False where there is only an actor.
+      expert: whether it can learn from an expert, by its Q (RigL+Q*) or its actions.
+      critic: the architecture of the critics; None: `Config.architecture`.
+      climbs_mean: whether the actor maximizes the mean of the critics instead of their minimum.
+      has_critic: False if there is only an actor.
       offline: whether it learns from demonstrations in replay, without environment steps.
     """
 

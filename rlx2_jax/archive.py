@@ -1,8 +1,8 @@
-"""NumPy archives (`.npz`), read from files that may be damaged or hostile, written atomically.
+"""Atomically written NumPy archives (`.npz`), with a reader that is safe for untrusted files.
 
-`np.load` takes memory for whatever an array's header claims, and on damaged bytes raises whatever
-zipfile, zlib, NumPy and Python's parser do. Here sizes are checked against the file before memory
-is taken, nothing is unpickled, and every problem is a ValueError that names the file.
+`np.load` allocates whatever memory an array's header claims, and raises many types of exceptions on
+damaged files. This module checks sizes against the file before allocating memory, never unpickles,
+and raises only ValueErrors that name the file.
 """
 
 import io
@@ -30,13 +30,13 @@ def read(
     """All arrays of a file, by name.
 
     Args:
-      what: the kind of file that is expected, for messages.
-      most_bytes: refuse more than this, unpacked: a small file may unpack to any size.
+      what: the expected kind of file, for messages.
+      most_bytes: limit on the unpacked size, since a small file may unpack to any size.
       compressed: whether members may be compressed.
 
     Raises:
-      ValueError: the file cannot be read, is damaged, too large, or holds other things than arrays
-        of numbers.
+      ValueError: the file cannot be read, is damaged, too large, or contains anything but arrays of
+        numbers.
     """
     try:
         if path.exists() and not path.is_file():
@@ -47,19 +47,19 @@ def read(
         raise ValueError(f"{path} cannot be read: it does not exist") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds on damaged bytes
+    except Exception as error:  # zipfile, zlib and NumPy raise many types on damaged bytes
         text = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path} is not {what}: {text:.300}") from error
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], *, compressed: bool = True) -> None:
-    """Writes a file and its folder: after a crash there is the old file or the new one, whole."""
+    """Writes a file atomically; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, to_bytes(arrays, compressed=compressed))
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], *, compressed: bool = True) -> bytes:
-    """The contents of such a file."""
+    """The contents of an archive."""
     stream, save = io.BytesIO(), np.savez_compressed if compressed else np.savez
     save(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
@@ -84,7 +84,7 @@ def _arrays(file: zipfile.ZipFile, most_bytes: int, compressed: bool) -> dict[st
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """One array. Its header is read first; the rest must have the size that it says."""
+    """Reads one array: first its header, then the data, which must have the announced size."""
     with file.open(info) as stream:
         head = io.BytesIO(stream.read(_HEADER))
         if np.lib.format.read_magic(head) != (1, 0):
@@ -98,7 +98,7 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(
                 f"{info.filename!r} has an array of shape {shape} in {info.file_size:,} bytes"
             )
-        data = head.read() + stream.read(size + 1)  # one more: reading to the end checks the CRC
+        data = head.read() + stream.read(size + 1)  # + 1: reading to the end verifies the CRC
     if len(data) != size:
-        raise ValueError(f"{info.filename!r} is cut short")
+        raise ValueError(f"{info.filename!r} is truncated")
     return np.frombuffer(data, dtype, count).reshape(shape, order="F" if fortran else "C").copy()

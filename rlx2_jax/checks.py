@@ -11,17 +11,17 @@ from rlx2_jax.options import LARGEST_FLOAT, NEVER
 from rlx2_jax.sparse import masks
 from rlx2_jax.sparse.lane_topology import RIGL, Topology
 
-# `config` validates with this module, so it cannot be imported here.
+# `config` imports this module, so it cannot be imported here.
 Config: TypeAlias = Any
 Lane: TypeAlias = Any
 
 MAX_LAYERS = 32
-# Choices that need links that are not live, and the alternative that does without.
+# Choices that need absent links, and the alternative that does not.
 _DEAD_LINKS = {"moments": "zero", "targets": "masked", "sac_growth": "critic"}
 
 
 def check_config(config: Config) -> None:
-    """Raises ValueError where a field of a Config is not allowed."""
+    """Raises ValueError if a field of a Config is invalid."""
     for name, option in CONFIG.items():
         if name not in SIZES:
             option.check(getattr(config, name))
@@ -34,7 +34,7 @@ def check_config(config: Config) -> None:
     for name, other in _DEAD_LINKS.items():
         if config.execution == "compact" and getattr(config, name) != other:
             raise ValueError(
-                f"execution='compact' holds live links only and {name}="
+                f"execution='compact' stores only live links and {name}="
                 f"{getattr(config, name)!r} needs the others: use {name}={other!r}, "
                 f"or execution='masked'"
             )
@@ -42,39 +42,37 @@ def check_config(config: Config) -> None:
         check_compact(config.topology)
     if config.execution == "compact" and config.precision != "float32":
         raise ValueError(
-            f"execution='compact' has float32 products only and precision={config.precision!r}: "
-            f"use precision='float32', or execution='masked'"
+            f"execution='compact' supports only float32 products, not precision="
+            f"{config.precision!r}: use precision='float32', or execution='masked'"
         )
     if config.precision != "float32" and config.dtype != "float32":
-        raise ValueError(f"precision={config.precision!r} goes with dtype='float32'")
+        raise ValueError(f"precision={config.precision!r} needs dtype='float32'")
     _check_critics(config)
     _check_action_bounds(config)
     _check_schedule(config)
 
 
 def check_compact(topology: Topology) -> None:
-    """Raises if the compact form does not have a topology: each layer has a fixed number of links
-    there, in any places."""
+    """Raises if compact networks do not support a topology: they have a fixed number of
+    unstructured links in each layer."""
     if topology != RIGL:
         name = topology.method if topology.structure == "none" else f"{topology.structure} masks"
-        why = "begins with all of them" if topology.prunes else "moves them otherwise"
         raise ValueError(
-            f"execution='compact' drops and grows a fixed number of links in each layer, and "
-            f"{name} {why}: use execution='masked' or 'auto'"
+            f"execution='compact' drops and grows a fixed number of unstructured links per layer, "
+            f"and does not support {name}: use execution='masked' or 'auto'"
         )
 
 
 def _check_sizes(config: Config) -> None:
-    """The settings that size networks: all that the architecture has, no others."""
-    own = ARCHITECTURES[config.architecture].defaults
+    """Checks that exactly the size settings of the architecture are given, and valid."""
+    used = ARCHITECTURES[config.architecture].defaults
     for name in SIZES:
         value, option = getattr(config, name), CONFIG[name]
-        if name not in own:
+        if name not in used:
             if value is not None:
                 raise ValueError(
                     f"{name}={value}: architecture={config.architecture!r} is sized by "
-                    f"{' and '.join(own) or 'nothing'}; leave {name} out, or use another "
-                    f"architecture"
+                    f"{' and '.join(used) or 'nothing'}; omit {name}, or use another architecture"
                 )
         elif name == "hidden":
             if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_LAYERS:
@@ -94,26 +92,26 @@ def _check_action_bounds(config: Config) -> None:
         return
     if low is None or high is None or not len(low) == len(high) == config.action_dim:
         raise ValueError(
-            f"action_low={low}, action_high={high}: give both, one value for each of the "
+            f"action_low={low}, action_high={high}: give both, with one value for each of the "
             f"{config.action_dim} action components, or neither"
         )
     if not all(-LARGEST_FLOAT <= a <= b <= LARGEST_FLOAT for a, b in zip(low, high)):
         raise ValueError(
             f"action_low={low}, action_high={high}: networks need low <= high, both 32-bit floats; "
-            f"correct them, or use critic_actions='unit'"
+            f"fix them, or use critic_actions='unit'"
         )
 
 
 def _check_schedule(config: Config) -> None:
     if config.warmup >= config.steps:
         raise ValueError(
-            f"warmup={config.warmup!r}: use a whole number from 0 to below steps={config.steps}"
+            f"warmup={config.warmup!r}: use an integer from 0 to below steps={config.steps}"
         )
     rounded = -(-config.steps // config.num_envs) * config.num_envs
     if max(rounded, config.updates) > NEVER:
         raise ValueError(
             f"steps={config.steps} with updates_per_step={config.updates_per_step} make "
-            f"{config.updates:,} updates; steps and updates are counted up to 2,147,483,647: use "
+            f"{config.updates:,} updates; the limit for steps and updates is 2,147,483,647: use "
             "fewer of either"
         )
     if config.updates < 1:
@@ -133,7 +131,7 @@ def _check_critics(config: Config) -> None:
 
 
 def check_lane(config: Config, lane: Lane) -> None:
-    """Raises ValueError where a resolved lane is not allowed, or does not fit its program."""
+    """Raises ValueError if a resolved lane is invalid or does not fit its program."""
     for name, option in LANE.items():
         value = getattr(lane, name)
         for x in value if isinstance(value, Sequence) and option.kind != "choice" else (value,):
@@ -144,25 +142,25 @@ def check_lane(config: Config, lane: Lane) -> None:
         able = ", ".join(name for name, use in NETWORK_USE.items() if use.expert)
         raise ValueError(f"expert={lane.expert!r}: only {able} can learn from an expert")
     for name in ("grow", "drop"):
-        own, offered = getattr(lane, name), getattr(config, name)
-        if own not in offered:
+        rule, offered = getattr(lane, name), getattr(config, name)
+        if rule not in offered:
             raise ValueError(
-                f"{name}={own!r} of a lane: the program has {name}={offered}; add the rule there"
+                f"{name}={rule!r} of a lane: the program has {name}={offered}; add the rule there"
             )
     if not 1 <= int(lane.n or 0) <= config.n_max:
         raise ValueError(f"n={lane.n}: use 1 to n_max={config.n_max}, or raise n_max")
     for name in ("mask_interval", "buffer_interval"):
-        own, branch = int(getattr(lane, name)), getattr(config, name)
-        if own != NEVER and own % branch:
+        interval, branch = int(getattr(lane, name)), getattr(config, name)
+        if interval != NEVER and interval % branch:
             raise ValueError(
-                f"{name}={own} of a lane is not a multiple of the program's {name}={branch}: "
+                f"{name}={interval} of a lane is not a multiple of the program's {name}={branch}: "
                 f"give the program the gcd of its lanes' intervals"
             )
     _check_bounds(config, lane)
 
 
 def _check_topology(config: Config, lane: Lane) -> None:
-    """The method of mask updates, its structure, and that pruning ends within the run."""
+    """Checks the method of mask updates, its structure, and that pruning ends within the run."""
     topology = Topology(lane.topology, lane.structure, lane.scope, int(lane.prune_start or 0))
     topology.check()
     plain = topology._replace(start=0) == RIGL
@@ -170,8 +168,8 @@ def _check_topology(config: Config, lane: Lane) -> None:
     if not plain and (lane.tiny or not sparse):
         given = topology.method if topology.structure == "none" else topology.structure
         raise ValueError(
-            f"method={lane.method!r} trains dense networks, which {given} does not change: leave "
-            f"one of them out, or give a sparsity"
+            f"method={lane.method!r} trains dense networks, which {given} does not change: omit "
+            f"one of them, or give a sparsity"
         )
     topology.check_layers(config.actor_layers, "actor")
     if NETWORK_USE[config.algo].has_critic:
@@ -181,7 +179,7 @@ def _check_topology(config: Config, lane: Lane) -> None:
 
 
 def _check_pruning(config: Config, lane: Lane, topology: Topology) -> None:
-    """Networks that begin dense must be pruned."""
+    """Checks that networks that start dense are pruned during the run."""
     for network, delay in (("critic", 1), ("actor", config.policy_delay)):
         updates, start = config.updates // delay, topology.start // delay
         if not topology.gradual:
@@ -203,7 +201,7 @@ def _check_pruning(config: Config, lane: Lane, topology: Topology) -> None:
 
 
 def _check_links(config: Config, lane: Lane) -> None:
-    """Every layer needs a link."""
+    """Checks that every layer has a link."""
     if lane.tiny:
         if not config.actor_module.narrows:
             raise ValueError(
@@ -232,10 +230,10 @@ def _check_sparsity(
 
 
 def _check_bounds(config: Config, lane: Lane) -> None:
-    """B_min, B_max, the capacity and the n-step window."""
+    """Checks B_min and B_max against the capacity and the n-step window."""
     n, b_min, b_max = int(lane.n or 0), int(lane.b_min or 0), int(lane.b_max or 0)
-    window = n * config.num_envs  # the least that can be sampled from
-    # A capacity of all steps is never full, whatever B_max is.
+    window = n * config.num_envs  # the minimum that can be sampled from
+    # A buffer with room for all steps never reaches B_max, so any value is allowed.
     if b_max < window or (b_max > config.capacity and config.capacity < config.steps):
         raise ValueError(
             f"b_max={b_max}: use at most capacity={config.capacity}, and at least {window} for "
@@ -245,7 +243,7 @@ def _check_bounds(config: Config, lane: Lane) -> None:
         raise ValueError(f"b_min={b_min} must be between 0 and b_max={b_max}")
     if lane.trim_ratio and b_min < window:
         raise ValueError(
-            f"b_min={b_min} lets trimming leave no window of n={n} steps of {config.num_envs} "
+            f"b_min={b_min} is smaller than a window of n={n} steps of {config.num_envs} "
             f"environment(s): use at least {window}, or trim_ratio=0"
         )
 
@@ -253,10 +251,10 @@ def _check_bounds(config: Config, lane: Lane) -> None:
 def never_effective(config: Config, lane: Lane) -> list[str]:
     """Settings of a resolved lane that cannot take effect within the run, one message each.
 
-    Only settings that the lane's method uses count, and the value 2147483647 (never) is taken as
+    Ignores settings that the lane's method does not use, and the value 2147483647 (never), which is
     deliberate.
     """
-    prunes = Topology(lane.topology).prunes  # `check_lane` has looked at its schedule
+    prunes = Topology(lane.topology).prunes  # `check_lane` has checked the schedule
     evolves = bool(lane.zeta0) and not lane.tiny and not prunes
     trims = bool(lane.trim_ratio)
     return [

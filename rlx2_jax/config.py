@@ -1,9 +1,9 @@
-"""What a run is: a static `Config`, and per lane a `Lane` that becomes a traced `Hyper`.
+"""The configuration of a run: a static `Config`, and per lane a `Lane` and its traced `Hyper`.
 
-`Config` decides shapes and code paths: one compiled program per Config. `Hyper` is a pytree of
-scalars, so that lanes with different methods, rates, thresholds and seeds share that program.
-Defaults are the paper's (table of hyper-parameters, appendix C.2); `PRESETS` hold the choices
-where its text and its authors' code differ.
+`Config` determines shapes and code paths; there is one compiled program per Config. `Hyper` is a
+pytree of scalars, so lanes with different methods, rates, thresholds and seeds share a program.
+Defaults are the paper's (appendix C.2); `PRESETS` hold the choices where its text and its authors'
+code differ.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Links(NamedTuple):
 
 
 def _default(name: str) -> Any:
-    """A default of the option table; None where it depends on the algorithm."""
+    """A default of the option table; None if it depends on the algorithm."""
     value = CONFIG[name].default
     return None if isinstance(value, dict) else value
 
@@ -52,12 +52,12 @@ def _lane_default(name: str) -> Any:
 @documented(
     CONFIG,
     n_max="the longest n of any lane",
-    action_low="the task's bounds, where critics see its units; None: -1 of each component",
-    action_high="the upper bounds; None: 1 of each component",
-    links="room for live links in each layer; None: each lane's own",
-    grow="the growth rules that lanes use",
-    drop="the drop rules that lanes use",
-    topology="how masks change, for all lanes of the program",
+    action_low="the task's lower bounds, if critics see its units; None: all -1",
+    action_high="the task's upper bounds, if critics see its units; None: all 1",
+    links="room for live links in each layer; None: the exact number of each lane",
+    grow="growth rules in use",
+    drop="drop rules in use",
+    topology="the method of mask updates, shared by all lanes of the program",
 )
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -66,17 +66,17 @@ class Config:
     algo: str
     obs_dim: int
     action_dim: int
-    # Sizes of networks; those that the architecture does not have are None.
+    # Network sizes; None if the architecture does not use them.
     hidden: tuple[int, ...] | None = _default("hidden")
     architecture: str = _default("architecture")
     width: int | None = _default("width")
     blocks: int | None = _default("blocks")
     batch_size: int = _default("batch_size")
     num_envs: int = _default("num_envs")  # environments per lane
-    steps: int = _default("steps")  # environment steps per lane, over its environments together
+    steps: int = _default("steps")  # environment steps per lane, summed over its environments
     warmup: int = _default("warmup")  # of these, steps with random actions and no updates
     updates_per_step: int = _default("updates_per_step")
-    # Transitions. A lane's b_max is at most this, unless no buffer gets full in so many steps.
+    # In transitions. A lane's b_max is at most this, unless the run has fewer steps.
     capacity: int = _default("capacity")
     n_max: int = _default("n_max")  # the longest n of any lane
     critics: int = _default("critics")  # N, the ensemble of critics
@@ -87,7 +87,7 @@ class Config:
     buffer_interval: int = _default("buffer_interval")  # the gcd of the lanes' Δ_b, in steps
     oldest_k: int = _default("oldest_k")  # K = 8 B, in transitions
     dtype: str = _default("dtype")
-    precision: str = _default("precision")  # of products; everything else has `dtype`
+    precision: str = _default("precision")  # of matrix products; the rest uses `dtype`
     # Where the paper's text and its authors' code differ (docs/presets.md).
     mask_init: str = _default("mask_init")
     mask_step: str = _default("mask_step")
@@ -105,16 +105,16 @@ class Config:
     exploration: str = _default("exploration")
     sac_growth: str = _default("sac_growth")
     critic_actions: str = _default("critic_actions")
-    # The environment's, where critics see its units; None: -1 and 1 of each component.
+    # The environment's bounds, if critics see its units; None: -1 and 1.
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
-    # How networks are held, and for the compact form what its lanes share.
+    # Execution mode, and the shared room for links of compact lanes.
     execution: str = _default("execution")
-    links: Links | None = None  # None: each lane's own
-    # The rules that its lanes use; a single one spares the compact form dense scores.
+    links: Links | None = None  # None: the exact number of each lane
+    # The rules that its lanes use; with a single one, compact networks avoid dense scores.
     grow: tuple[str, ...] = ("gradient", "random")
     drop: tuple[str, ...] = ("magnitude",)
-    topology: Topology = RIGL  # how its lanes' masks change, see `with_topology`
+    topology: Topology = RIGL  # the method of mask updates, see `with_topology`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "topology", Topology(*self.topology))
@@ -161,7 +161,7 @@ class Config:
         module = networks.build(name or self.architecture, sizes)
         if getattr(module, "precision", "float32") != self.precision:
             raise ValueError(
-                f"precision={self.precision!r}: {type(module).__name__} has float32 products only"
+                f"precision={self.precision!r}: {type(module).__name__} supports only float32"
             )
         return module
 
@@ -177,7 +177,7 @@ class Config:
 
     @property
     def critic_bounds(self) -> Bounds | None:
-        """The bounds that critics see actions in; None where these are -1 and 1."""
+        """The bounds of actions in critic inputs; None if they are -1 and 1."""
         if self.critic_actions == "unit" or self.action_low is None or self.action_high is None:
             return None
         same = set(self.action_low) == {-1.0} and set(self.action_high) == {1.0}
@@ -185,7 +185,7 @@ class Config:
 
     @property
     def scheme(self) -> str:
-        """How weights begin."""
+        """The weight initialization."""
         return NETWORK_USE[self.algo].weight_init
 
     @property
@@ -197,15 +197,15 @@ class Config:
 @documented(
     LANE,
     tiny="whether networks are small and dense, with as many parameters as the sparse ones",
-    name="what tables and plots call it; its method if empty",
-    weights="file of dense weights to begin with, relative to the run directory",
-    masks="file of masks to begin with",
-    expert="file of an agent to learn from: its Q (RigL+Q*), or its actions (bc)",
+    name="its name in tables and plots; default: its method",
+    weights="file of initial dense weights, relative to the run directory",
+    masks="file of initial masks",
+    expert="file of an agent to learn from: its Q (RigL+Q*) or its actions (bc)",
 )
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """One training run: a seed, a method, and its hyper-parameters. None takes the method's or
-    the algorithm's own value."""
+    """One training run: a seed, a method, and its hyper-parameters. None selects the default of the
+    method or the algorithm."""
 
     seed: int = _lane_default("seed")
     method: str = _lane_default("method")
@@ -224,9 +224,9 @@ class Lane:
     t_end: int | None = None  # T_end, in updates of the critic
     grow: str | None = None  # growth rule
     drop: str = _lane_default("drop")  # drop rule
-    topology: str | None = None  # a name of `sparse.methods.METHODS`
-    structure: str | None = None  # pattern of the masks, see `sparse.structure`
-    scope: str | None = None  # what pruning ranks together
+    topology: str | None = None  # a name in `sparse.methods.METHODS`
+    structure: str | None = None  # mask pattern, see `sparse.structure`
+    scope: str | None = None  # whether pruning ranks links per layer or globally
     prune_start: int | None = None  # updates of the critic before pruning begins
     n: int | None = None  # n-step targets
     t0: int = _lane_default("t0")  # T_0
@@ -236,14 +236,12 @@ class Lane:
     b_min: int | None = None
     b_max: int | None = None
     tiny: bool | None = None
-    execution: str = _lane_default(
-        "execution"
-    )  # the form of its networks; a run gives lanes of one form a program
-    name: str = ""  # what tables and plots call it; its method if empty
+    execution: str = _lane_default("execution")  # lanes of a program share it
+    name: str = ""  # in tables and plots; default: its method
     # Files of a finished run (`training/weights.py`), relative to the run directory.
-    weights: str | None = None  # dense weights to begin with
-    masks: str | None = None  # links to begin with
-    expert: str | None = None  # an agent to learn from: its Q (RigL+Q*), or its actions (bc)
+    weights: str | None = None  # initial dense weights
+    masks: str | None = None  # initial masks
+    expert: str | None = None  # an agent to learn from: its Q (RigL+Q*) or its actions (bc)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -266,23 +264,23 @@ def preset(name: str, algo: str = "td3") -> dict[str, Any]:
 
 
 def lane_preset(name: str, algo: str = "td3", method: str = "rlx2") -> dict[str, Any]:
-    """Fields of `Lane` that a preset sets; what the method decides stays the method's."""
+    """Fields of `Lane` that a preset sets, except those that the method sets."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: use one of {tuple(PRESETS)}")
     fields = {option.name: option.preset_of(name, algo) for option in LANE.values()}
-    own = METHODS.get(method, {})
-    return {k: v for k, v in fields.items() if v is not None and k not in own}
+    of_method = METHODS.get(method, {})
+    return {k: v for k, v in fields.items() if v is not None and k not in of_method}
 
 
 def make(algo: str, obs_dim: int, action_dim: int, *, name: str = "default", **fields) -> Config:
-    """A `Config` of a preset, and `fields` over it."""
+    """A `Config` from a preset, overridden by `fields`."""
     if algo not in ALGORITHMS:
         raise ValueError(f"unknown algo {algo!r}: use one of {tuple(ALGORITHMS)}")
     return Config(algo, obs_dim, action_dim, **{**preset(name, algo), **fields})
 
 
 def resolve(config: Config, lane: Lane) -> Lane:
-    """`lane` with every None filled in: by its method, then by the algorithm."""
+    """`lane` with every None replaced by the default of its method or the algorithm."""
     if lane.method not in METHODS:
         raise ValueError(f"unknown method {lane.method!r}: use one of {tuple(METHODS)}")
     method = METHODS[lane.method]
@@ -318,29 +316,31 @@ def resolve(config: Config, lane: Lane) -> Lane:
 
 
 def topology_of(lane: Lane, *, started: bool = True) -> Topology:
-    """The static part of a lane's mask updates; that of RigL for masks that never change.
+    """The static part of a lane's mask updates; RigL's for static masks.
 
     Args:
-      started: False for a lane that is not resolved: its start of pruning may not be known.
+      started: False for an unresolved lane, whose start of pruning may be unknown.
     """
     method = METHODS.get(lane.method, {})
 
     def value(name: str) -> Any:
-        own = getattr(lane, name)
-        return method.get(name, LANE[name].default) if own is None else own
+        given = getattr(lane, name)
+        return method.get(name, LANE[name].default) if given is None else given
 
     for name in ("topology", "structure", "scope"):
         LANE[name].check(value(name))
-    found = Topology(value("topology"), value("structure"), value("scope"))
+    topology = Topology(value("topology"), value("structure"), value("scope"))
     if not started:
-        return found
-    if value("zeta0") == 0 and "zeta0" in found.options:
+        return topology
+    if value("zeta0") == 0 and "zeta0" in topology.options:
         return RIGL
-    return found._replace(start=int(value("prune_start") or 0)) if found.prunes else found
+    if not topology.prunes:
+        return topology
+    return topology._replace(start=int(value("prune_start") or 0))
 
 
 def with_topology(config: Config, *lanes: Lane) -> Config:
-    """`config` for a program of `lanes`, which change their masks by the same method.
+    """`config` for a program of `lanes`, which must have the same topology.
 
     >>> import rlx2_jax as rlx2
     >>> lane = rlx2.Lane(method="snip")
@@ -352,14 +352,14 @@ def with_topology(config: Config, *lanes: Lane) -> Config:
     intervals_ = {x or config.mask_interval for x in given}
     interval = math.gcd(*(intervals_ - {NEVER} or {NEVER}))
     config = dataclasses.replace(config, mask_interval=interval)
-    found = {topology_of(resolve(config, lane)) for lane in lanes}
-    if len(found) != 1:
-        raise ValueError(f"lanes of one program change masks by one method, not {sorted(found)}")
-    return dataclasses.replace(config, topology=found.pop())
+    topologies = {topology_of(resolve(config, lane)) for lane in lanes}
+    if len(topologies) != 1:
+        raise ValueError(f"lanes of one program need the same topology, not {sorted(topologies)}")
+    return dataclasses.replace(config, topology=topologies.pop())
 
 
 def _default_b_min(config: Config, fields: dict[str, Any]) -> int:
-    """A tenth of B_max as in the paper, with room for one n-step window."""
+    """A tenth of B_max as in the paper, but at least one n-step window."""
     b_max, n = fields["b_max"], fields["n"]
     if not all(isinstance(x, int | np.integer) for x in (b_max, n)):
         return 0  # `check_lane` rejects these
@@ -367,7 +367,7 @@ def _default_b_min(config: Config, fields: dict[str, Any]) -> int:
 
 
 class Hyper(NamedTuple):
-    """What a lane's update needs of its hyper-parameters: scalars, all traced.
+    """The traced hyper-parameters of a lane, all scalars.
 
     Attributes:
       learning_rate: Adam's step size λ.
@@ -383,7 +383,7 @@ class Hyper(NamedTuple):
       t0: T_0, before which targets are 1-step.
       d0: D_0, the policy distance above which the buffer is trimmed.
       buffer_interval: Δ_b, environment steps between checks of the buffer.
-      trim_ratio: ρ, the share that is forgotten at a check; 0: a fixed capacity.
+      trim_ratio: ρ, the fraction that is dropped at a check; 0: a fixed-size buffer.
       b_min: B_min, in transitions.
       b_max: B_max, in transitions.
     """
@@ -419,7 +419,7 @@ def hyper(config: Config, lane: Lane) -> Hyper:
     if topology != config.topology:
         raise ValueError(
             f"method={lane.method!r} of a lane needs {topology}, the program has "
-            f"{config.topology}: make the Config with config.with_topology(config, lane)"
+            f"{config.topology}: create the Config with config.with_topology(config, lane)"
         )
     final = own_links(config, lane, pruned=True) if topology.prunes else None
     f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
@@ -432,12 +432,12 @@ def hyper(config: Config, lane: Lane) -> Hyper:
         drop=i32(config.drop.index(lane.drop)),
         links=final and _by_kernel(config.critic_layers, final.critic),
     )
-    # The mask interval counts a network's own updates: TD3's actor has every d-th.
+    # The mask interval counts updates of the network; TD3's actor is updated every d updates.
     actor = critic._replace(
         t_end=i32(max(1, int(lane.t_end or 0) // config.policy_delay)),
         links=final and _by_kernel(config.actor_layers, final.actor),
     )
-    # By name, not by the value's type: lanes with discount=1 and discount=0.99 share a program.
+    # Dtypes depend on the name, not the value: discount=1 and discount=0.99 share a program.
     whole = ("n", "t0", "buffer_interval", "b_min", "b_max")
     fields = {
         name: (i32 if name in whole else f32)(getattr(lane, name))
@@ -468,16 +468,16 @@ def widths(config: Config, lane: Lane) -> tuple[int | None, int | None]:
 
 
 def live_links(config: Config, lane: Lane) -> Links:
-    """How many links each layer has room for: the program's, or just the lane's own.
+    """The room for links in each layer: the program's, or the exact number of the lane.
 
-    Host side, from the same rule as `masks.init`, so that the compact form can be traced.
+    Computed on the host, by the same rule as `masks.init`, so that compact networks can be traced.
     """
     return config.links or own_links(config, lane)
 
 
 def own_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
-    """The live links of each layer of a lane's networks, as they begin; `pruned`: as they end,
-    where pruning ranks each layer by itself."""
+    """The initial live links of each layer of a lane's networks; `pruned`: the final ones, if
+    pruning ranks links per layer."""
     lane = resolve(config, lane)
     topology = topology_of(lane, started=False)
     dense = topology.traits.begins == "dense" and not pruned
@@ -493,12 +493,12 @@ def own_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
         shapes = dict(module.layers(inputs))
         if dense:
             return tuple(i * o for i, o in shapes.values())
-        # Layers by name, as a tree has them: "Dense_10" before "Dense_2".
+        # In tree order: "Dense_10" before "Dense_2".
         order = sorted(shapes, key=lambda name: name.split("/"))
-        found = masks.layer_sparsities([shapes[x] for x in order], sparsity, lane.distribution)
-        own = dict(zip(order, found))
+        values = masks.layer_sparsities([shapes[x] for x in order], sparsity, lane.distribution)
+        sparsities = dict(zip(order, values))
         return tuple(
-            topology.links(name, shape, masks.links(shape, own[name]))
+            topology.links(name, shape, masks.links(shape, sparsities[name]))
             for name, shape in shapes.items()
         )
 
@@ -510,8 +510,8 @@ def own_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
 
 
 def network_lane(config: Config, lane: Lane) -> Lane:
-    """The fields of a resolved lane that its initial networks depend on, apart from the seed. All
-    others are the same for every lane of `config`, so that lanes can share a compiled `init`."""
+    """A lane with only the fields that the initial networks of a resolved lane depend on, without
+    the seed. Other fields are set to constants, so that lanes share a compiled `init`."""
     lane = dense_lane(lane) if topology_of(lane, started=False).prunes else lane
     return Lane(
         topology=lane.topology,
@@ -530,19 +530,18 @@ def network_lane(config: Config, lane: Lane) -> Lane:
 
 
 def dense_lane(lane: Lane) -> Lane:
-    """The same lane with all links, always."""
-    own = RIGL
+    """The same lane with dense networks."""
     return dataclasses.replace(
         lane,
         actor_sparsity=0.0,
         critic_sparsity=0.0,
-        topology=own.method,
-        structure=own.structure,
-        scope=own.scope,
-        prune_start=own.start,
+        topology=RIGL.method,
+        structure=RIGL.structure,
+        scope=RIGL.scope,
+        prune_start=RIGL.start,
     )
 
 
 def intervals(values: Sequence[int]) -> int:
-    """The one branch interval that serves lanes of several: their gcd."""
+    """The branch interval of a program with several mask intervals: their gcd."""
     return math.gcd(*values)

@@ -31,7 +31,7 @@ def every(interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
 
 
 def decide(due: bool | None, interval: int, count: Array, change: Callable[[T], T], x: T) -> T:
-    """`change(x)` or `x`, without a branch where `due` is static; None: `every(interval, ...)`."""
+    """`change(x)` or `x`, without a branch if `due` is static; None: `every(interval, ...)`."""
     if due is None:
         return every(interval, count, change, x)
     return change(x) if due else x
@@ -68,7 +68,7 @@ def no_fuse(x: Array) -> Array:
     """Prevents XLA from fusing the computation of `x: [size]`, finite, into its consumers on CPUs.
 
     XLA's CPU compiler removes `optimization_barrier` before it fuses, but it never fuses into the
-    operand of a matrix product. Multiplying by an identity matrix leaves every number as it is.
+    operand of a matrix product. Multiplying by an identity matrix is exact.
     """
 
     def multiply(x: Array) -> Array:

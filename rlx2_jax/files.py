@@ -1,8 +1,8 @@
-"""Writing files that survive a crash, and noticing files that did not.
+"""Crash-safe file writing, and detection of damaged files.
 
-Whole files are written to a temporary name and renamed, so a reader sees the old contents or the
-new. JSON files carry a digest of their own contents. Appended files (`Log`) remember what they
-should hold, and what a full disk refused is written when there is room again.
+Whole files are written to a temporary name and renamed, so readers see either the old or the new
+contents. JSON files include a digest. Appended files (`Log`) keep data that could not be written,
+for instance to a full disk, and retry later.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-SEAL = "sha256"  # the key of a JSON file's own digest
+SEAL = "sha256"  # the key of a JSON file's digest
 _BLOCK = 1 << 20
 _MOST_JSON = 1 << 30  # bytes
 _LONGEST_LINE = 300  # characters of an error
@@ -35,7 +35,7 @@ def _allowed() -> None:
 
 
 class Damaged(Exception):
-    """A file cannot be read, or does not hold what was written."""
+    """A file cannot be read, or its contents have changed."""
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:
@@ -43,8 +43,7 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 
 def file_digest(path: Path, size: int | None = None) -> str | None:
-    """The digest of a file (of its first `size` bytes), or None where it cannot be read or is
-    shorter."""
+    """The digest of a file (of its first `size` bytes), or None if it is unreadable or shorter."""
     hashed, left = hashlib.sha256(), size
     try:
         with open_regular(path) as file:
@@ -60,8 +59,8 @@ def file_digest(path: Path, size: int | None = None) -> str | None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading; an OSError where it is none: a pipe would be waited for, a device
-    read without end."""
+    """Opens a regular file for reading. Raises OSError for pipes, which would block, and devices,
+    which may not end."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
     return path.open("rb")
@@ -77,14 +76,14 @@ def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
     partial, hashed = path.with_name(path.name + ".tmp"), hashlib.sha256()
     try:
         discard(partial)
-        with partial.open("xb") as file:  # not through a link that lies there
+        with partial.open("xb") as file:  # x: do not follow an existing symlink
             for block in blocks:
                 file.write(block)
                 hashed.update(block)
             file.flush()
             os.fsync(file.fileno())
         if path.is_dir() and not path.is_symlink():
-            path.rmdir()  # put there by mistake; refused where it has anything in it
+            path.rmdir()  # created by mistake; fails unless empty
         os.replace(partial, path)
     except BaseException:
         discard(partial)
@@ -93,7 +92,7 @@ def write_blocks(path: Path, blocks: "Iterator[bytes] | list[bytes]") -> str:
 
 
 def discard(path: Path) -> None:
-    """Deletes a file or a directory if that is possible."""
+    """Deletes a file or a directory, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -106,7 +105,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def to_json(value: dict[str, Any]) -> str:
-    """A JSON object sealed with its own digest."""
+    """A JSON object with a digest of its contents."""
     body = {k: v for k, v in value.items() if k != SEAL}
     return json.dumps({**body, SEAL: _seal(body)}, indent=1, default=_plain) + "\n"
 
@@ -124,10 +123,10 @@ def _plain(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that `write_json` wrote, without its digest.
+    """Reads an object written by `write_json`, without its digest.
 
     Raises:
-      Damaged: the file cannot be read or was changed since.
+      Damaged: the file cannot be read or has changed.
     """
     value = parse_json(path)
     if SEAL not in value:
@@ -139,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(path: Path) -> dict[str, Any]:
-    """A JSON object, its digest not checked."""
+    """Reads a JSON object without verifying its digest."""
     try:
         with open_regular(path) as file:
             data = file.read(_MOST_JSON + 1)
@@ -154,7 +153,7 @@ def parse_json(path: Path) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line of bounded length."""
+    """An exception as one line of bounded length."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error).strip()
@@ -166,18 +165,18 @@ def first_line(error: BaseException) -> str:
 
 
 class Log:
-    """A file that only grows, together with what a checkpoint has to keep of it.
+    """An append-only file, and the part that the next checkpoint has to copy.
 
-    `append` collects, `flush` writes. A write that fails is told once and tried again with the
+    `append` buffers data, `flush` writes it. Failed writes are reported once and retried with the
     next `flush`; nothing is lost while the process lives.
 
     Attributes:
-      size: bytes appended in all, on disk or not.
+      size: total bytes appended, on disk or not.
       tail: bytes appended since the last checkpoint.
     """
 
     def __init__(self, path: Path, warn: Warn, size: int = 0, check: Check = _allowed):
-        """`size`: bytes that the file holds and that checkpoints have."""
+        """`size`: current bytes of the file, all of which checkpoints have."""
         self._check = check
         self.path, self.size, self.tail = path, size, bytearray()
         self._warn, self._written, self._pending = warn, size, bytearray()
@@ -189,16 +188,16 @@ class Log:
         self.size += len(data)
 
     def kept(self) -> None:
-        """A checkpoint holds everything up to now."""
+        """Marks everything so far as saved in a checkpoint."""
         self.tail.clear()
 
     @property
     def missing(self) -> int:
-        """Bytes that are not on disk."""
+        """Number of bytes not on disk."""
         return len(self._pending)
 
     def flush(self) -> bool:
-        """Writes what is pending; whether all of it is on disk now."""
+        """Writes pending data; returns whether all of it is on disk."""
         if not self._pending:
             return True
         try:
@@ -207,7 +206,7 @@ class Log:
             if not self._failing:
                 self._warn(
                     f"warning: {self.path.name} could not be written ({first_line(error)}); "
-                    f"training goes on, and its rows are written when that works again"
+                    f"training continues, and its rows are written once that works again"
                 )
             self._failing = True
             return False
@@ -222,7 +221,7 @@ class Log:
         with self.path.open(mode, buffering=0) as file:
             if file.seek(0, io.SEEK_END) < self._written:
                 raise OSError(0, "the file became shorter; a resume rebuilds it")
-            file.truncate(self._written)  # half a row of a write that failed
+            file.truncate(self._written)  # remove partial data of a failed write
             file.seek(self._written)
             left = memoryview(bytes(self._pending))
             while left:
@@ -232,7 +231,7 @@ class Log:
 
 
 class Outbox:
-    """Files that must be written whole, tried again until they are."""
+    """Writes whole files and retries until they are written."""
 
     def __init__(self, warn: Warn, check: Check = _allowed):
         self._warn, self._check = warn, check
@@ -240,13 +239,13 @@ class Outbox:
         self._told: set[Path] = set()
 
     def write(self, path: Path, data: bytes) -> str:
-        """Writes now if possible, otherwise at a later `flush`; returns the digest."""
+        """Writes now if possible, else at a later `flush`; returns the digest."""
         self._waiting[path] = data
         self.flush()
         return digest(data)
 
     def flush(self) -> bool:
-        """Tries everything that waits; whether nothing is left."""
+        """Tries to write all pending files; returns whether none is left."""
         for path, data in list(self._waiting.items()):
             try:
                 self._check()
@@ -258,7 +257,7 @@ class Outbox:
                     self._told.add(path)
                     self._warn(
                         f"warning: {path.name} could not be written ({first_line(error)}); "
-                        f"it is tried again later"
+                        f"it will be retried later"
                     )
         return not self._waiting
 

@@ -12,12 +12,12 @@ from rlx2_jax.sparse.topology import REGROW
 
 ALGORITHMS = NETWORK_USE.keys()  # a view: `agents.register_algorithm` adds to it
 MAX_LANES = 1024
-SIZES = ("hidden", "width", "blocks")  # of networks; an architecture has some of them
+SIZES = ("hidden", "width", "blocks")  # network sizes; each architecture uses some of them
 _FEW = 65_536  # environments, episodes, updates of one time step
 
-# Methods are data. Those of the paper and of the topology ablation, then every other topology of
-# `sparse.methods`, twice: with 1-step targets and a buffer of fixed capacity, as the baselines
-# have, and with RLx2's targets and buffer.
+# Methods are data: those of the paper and of the topology ablation, then every other topology of
+# `sparse.methods` twice: with the baselines' 1-step targets and fixed-size buffer, and with RLx2's
+# targets and buffer.
 _PLAIN = {"n": 1, "trim_ratio": 0.0}
 _TOPOLOGIES: dict[str, dict[str, Any]] = {
     "snfs": {"topology": "snfs"},
@@ -45,7 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class _Patterns(Collection[str]):
-    """The values of `structure`: all that `structure.parse` reads."""
+    """The values of `structure`: everything that `structure.parse` accepts."""
 
     shown = ("none", "fan_in", "2:4", "4x4")
 
@@ -78,11 +78,11 @@ def _float(name: str, about: str, default: Any = None, least: float | None = 0.0
     return Option(name, "float", about, default, least=least, **rest)
 
 
-# Where the paper's text and its authors' code differ, in the order of docs/presets.md.
+# Differences between the paper's text and its authors' code, in the order of docs/presets.md.
 CHOICES = _table(
     _choice(
         "mask_init",
-        "the first masks",
+        "initial masks",
         *masks.INITS,
         reference="magnitude",
         meanings={"magnitude": "the largest of the random weights"},
@@ -93,12 +93,12 @@ CHOICES = _table(
         "skip",
         "after",
         paper="after",
-        meanings={"after": "done, then the masks evolve"},
+        meanings={"after": "taken before the mask update"},
         note="as in RigL",
     ),
     _choice(
         "moments",
-        "Adam's moments of links that were dropped or grown",
+        "Adam's moments of dropped and grown links",
         "zero",
         "keep",
         reference="keep",
@@ -106,7 +106,7 @@ CHOICES = _table(
     ),
     _choice(
         "regrow",
-        "links that were just dropped",
+        "regrowth of links that were just dropped",
         *REGROW,
         meanings={"keep": "may regrow with their value, moments and target"},
     ),
@@ -116,7 +116,7 @@ CHOICES = _table(
         "masked",
         "polyak",
         reference="polyak",
-        meanings={"masked": "always", "polyak": "at Polyak steps only"},
+        meanings={"masked": "applied always", "polyak": "applied only at Polyak steps"},
     ),
     _choice(
         "t_end_counts",
@@ -137,7 +137,7 @@ CHOICES = _table(
     ),
     _choice(
         "behaviour",
-        "what the policy is compared with",
+        "action in the policy distance",
         "mean",
         "action",
         paper="action",
@@ -145,11 +145,14 @@ CHOICES = _table(
     ),
     _choice(
         "trim",
-        "how the buffer forgets",
+        "how the buffer is trimmed",
         "ratio",
         "until",
         paper="until",
-        meanings={"ratio": "a share ρ once per check", "until": "until the distance is below D_0"},
+        meanings={
+            "ratio": "by a fraction ρ at each check",
+            "until": "until the distance is below D_0",
+        },
     ),
     Option(
         "trim_full",
@@ -160,11 +163,11 @@ CHOICES = _table(
     ),
     _choice(
         "b_min_bound",
-        "B_min",
+        "lower bound B_min",
         "hard",
         "soft",
         reference="soft",
-        meanings={"soft": "one cut may pass below it"},
+        meanings={"soft": "one trim may go below it"},
     ),
     _choice("switch", "what T_0 counts", "updates", "steps", paper="steps"),
     _choice(
@@ -180,7 +183,7 @@ CHOICES = _table(
         "sample",
         "mean",
         reference="mean",
-        meanings={"mean": "a slip"},
+        meanings={"mean": "likely a bug"},
     ),
     _choice(
         "sac_growth",
@@ -188,11 +191,11 @@ CHOICES = _table(
         "critic",
         "leaked",
         reference="leaked",
-        meanings={"critic": "their gradient", "leaked": "plus what the actor's loss left there"},
+        meanings={"critic": "their gradient", "leaked": "plus the gradient of the actor's loss"},
     ),
     _choice(
         "critic_actions",
-        "units of the actions that critics see",
+        "units of actions in critic inputs",
         "unit",
         "environment",
         reference="environment",
@@ -205,14 +208,14 @@ CONFIG = _table(
     Option("algo", "choice", "the algorithm", "td3", ALGORITHMS),
     _int("obs_dim", "observation size", flag=False),
     _int("action_dim", "action size", flag=False),
-    Option("architecture", "choice", "of all networks", "mlp", ARCHITECTURES),
+    Option("architecture", "choice", "architecture of all networks", "mlp", ARCHITECTURES),
     _int("hidden", "units of each hidden layer of an MLP; default: 256,256"),
     _int("width", "units of each residual block of SimBa; default: 512", most=16_384),
     _int("blocks", "residual blocks of SimBa; default: 2", most=64),
     _int("batch_size", "transitions per update", 256),
-    _int("num_envs", "environments per lane, stepped together", 1, most=_FEW),
-    _int("steps", "environment steps of each lane", 3_000_000),
-    _int("warmup", "of these, steps with random actions and no updates", 25_000, least=0),
+    _int("num_envs", "parallel environments per lane", 1, most=_FEW),
+    _int("steps", "environment steps per lane", 3_000_000),
+    _int("warmup", "initial steps with random actions and no updates", 25_000, least=0),
     _int("updates_per_step", "updates per time step", 1, most=_FEW, flag=False),
     _int("capacity", "replay buffer size; default: the largest b_max, if the run fills it", 10**6),
     _int(
@@ -224,7 +227,7 @@ CONFIG = _table(
     _int("critics", "size of the critic ensemble", 2, most=100),
     _int(
         "critic_subset",
-        "critics drawn at random for each target (REDQ); 0: the minimum is over all",
+        "critics sampled for each target (REDQ); 0: all critics",
         0,
         least=0,
         most=100,
@@ -237,19 +240,24 @@ CONFIG = _table(
     _int("target_interval", "target update interval", {"td3": 2, "sac": 1, "bc": 1}),
     _int("mask_interval", "gcd of the lanes' Δ_m", 10_000, flag=False),
     _int("buffer_interval", "gcd of the lanes' Δ_b", 10_000, flag=False),
-    _int("oldest_k", "K, transitions that the policy distance looks at; default: 8 batches", 2048),
-    # float64 needs jax_enable_x64, which is the caller's to set.
-    _choice("dtype", "precision of networks", "float32", "float64", flag=False),
-    _choice("precision", "of products; weights and sums stay float32", "float32", "bfloat16"),
-    _choice("execution", "form of the networks", "masked", "compact", flag=False),
+    _int("oldest_k", "K, transitions in the policy distance; default: 8 batches", 2048),
+    # float64 needs jax_enable_x64, which the caller must set.
+    _choice("dtype", "dtype of networks", "float32", "float64", flag=False),
+    _choice(
+        "precision",
+        "precision of matrix products; weights and sums stay float32",
+        "float32",
+        "bfloat16",
+    ),
+    _choice("execution", "execution mode of networks", "masked", "compact", flag=False),
     *CHOICES.values(),
 )
 
 LANE = _table(
-    Option("method", "choice", "what is trained", "rlx2", tuple(METHODS)),
-    _float("actor_sparsity", "share of the actor's links that are absent", 0.9, below=1.0),
-    _float("critic_sparsity", "share of each critic's links that are absent", 0.85, below=1.0),
-    _choice("distribution", "how sparsity is spread over layers", *masks.DISTRIBUTIONS),
+    Option("method", "choice", "training method", "rlx2", tuple(METHODS)),
+    _float("actor_sparsity", "fraction of absent links in the actor", 0.9, below=1.0),
+    _float("critic_sparsity", "fraction of absent links in each critic", 0.85, below=1.0),
+    _choice("distribution", "distribution of sparsity over layers", *masks.DISTRIBUTIONS),
     _float("learning_rate", "Adam's step size", 3e-4),
     _float("discount", "γ", 0.99, most=1.0),
     _float("tau", "target update rate τ", 0.005, most=1.0),
@@ -258,31 +266,31 @@ LANE = _table(
     _float("target_noise_clip", "c, bound of TD3's target noise", 0.5),
     _float("target_entropy", "SAC's entropy target H̄; default: -dim(A)", least=None),
     _float("zeta0", "initial mask update fraction ζ_0", 0.5, most=1.0),
-    _int("mask_interval", "mask update interval Δ_m, in updates of a network", 10_000),
+    _int("mask_interval", "mask update interval Δ_m, in updates of the network", 10_000),
     _int(
         "t_end",
-        "T_end, critic updates until masks are final; default: the whole run, for gmp four fifths",
+        "T_end, critic updates until masks are final; default: all updates, for gmp 80% of them",
     ),
     Option("grow", "choice", "growth rule", "gradient", rules.GROW),
     Option("drop", "choice", "drop rule", "magnitude", rules.DROP),
-    Option("topology", "choice", "how masks change", "rigl", methods.METHODS, flag=False),
+    Option("topology", "choice", "method of mask updates", "rigl", methods.METHODS, flag=False),
     Option(
         "structure",
         "choice",
-        "pattern of the masks, of layers that it divides: constant fan-in, n of m consecutive "
-        "inputs (any n:m; decides the sparsity), blocks of inputs x outputs (any sizes)",
+        "mask pattern of layers that it divides: constant fan-in, n of m consecutive inputs (any "
+        "n:m; determines the sparsity), blocks of inputs x outputs (any sizes)",
         "none",
         _Patterns(),
     ),
     _choice(
         "scope",
-        "what pruning ranks, the links of a layer or of a whole network; default: `global` for "
+        "whether pruning ranks links per layer or over the whole network; default: `global` for "
         "snip and grasp",
         *methods.SCOPES,
     ),
     _int(
         "prune_start",
-        "updates before pruning begins; default: 0, for gmp a fifth of all",
+        "updates before pruning starts; default: 0, for gmp 20% of all updates",
         least=0,
     ),
     _int(
@@ -291,38 +299,45 @@ LANE = _table(
     _int("t0", "T_0, before which targets are 1-step", 300_000, least=0),
     _float("d0", "policy distance threshold D_0", 0.2),
     _int("buffer_interval", "buffer check interval Δ_b, in environment steps", 10_000),
-    _float("trim_ratio", "ρ, share of the buffer forgotten at a check", 0.1, most=1.0),
+    _float("trim_ratio", "ρ, fraction of the buffer dropped at a check", 0.1, most=1.0),
     _int(
         "b_min",
-        "B_min, below which the buffer is not trimmed; default: a tenth of b_max",
+        "B_min, below which the buffer is not trimmed; default: 10% of b_max",
         100_000,
         least=0,
         reference={"sac": 200_000},
     ),
-    _int("b_max", "B_max, the largest buffer", 1_000_000, reference={"sac": 3_000_000}),
+    _int("b_max", "B_max, the maximum buffer size", 1_000_000, reference={"sac": 3_000_000}),
     Option(
-        "execution", "choice", "form of the networks", "masked", ("masked", "compact"), flag=False
+        "execution",
+        "choice",
+        "execution mode of networks",
+        "masked",
+        ("masked", "compact"),
+        flag=False,
     ),
     _int("seed", "seed", 0, least=0, flag=False),
 )
 
 RUN = _table(
-    _int(
-        "seeds", "lanes of each kind, with seeds first_seed, first_seed + 1, ...", 1, most=MAX_LANES
-    ),
-    _int("first_seed", "the first seed", 0, least=0),
+    _int("seeds", "number of seeds: first_seed, first_seed + 1, ...", 1, most=MAX_LANES),
+    _int("first_seed", "first seed", 0, least=0),
     _float("utd", "gradient updates per environment step", 1.0),
     _int("eval_interval", "environment steps between evaluations", 5000),
-    _int("episodes", "episodes of an evaluation", 10, most=_FEW),
+    _int("episodes", "episodes per evaluation", 10, most=_FEW),
     _int("metrics_interval", "steps between rows of metrics.csv", 5000),
     _int("checkpoint_interval", "steps between checkpoints", 50_000),
-    _int("keep", "checkpoints kept", 2),
+    _int("keep", "number of checkpoints to keep", 2),
     _int(
-        "chunk", "lanes per compiled program; 0: as many as fit memory", 0, least=0, most=MAX_LANES
+        "chunk",
+        "lanes per compiled program; 0: as many as fit into memory",
+        0,
+        least=0,
+        most=MAX_LANES,
     ),
     _int(
         "shards",
-        "blocks that lanes are divided into for devices, fixed at the first start; 0: one a device",
+        "blocks that lanes are divided into, fixed at the first start; 0: one per device",
         0,
         least=0,
         most=MAX_LANES,

@@ -1,7 +1,7 @@
-"""One setting: its kind, what it may be, and its defaults.
+"""The description of one setting: its kind, allowed values and defaults.
 
-`option_table` lists all settings. Validation (`checks`), the launcher's flags and docs/presets.md
-are derived from it.
+`option_table` lists all settings. Validation (`checks`), command-line flags and docs/presets.md are
+derived from it.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-NEVER = 2**31 - 1  # the largest int32: an interval or a threshold that no run reaches
+NEVER = 2**31 - 1  # the largest int32, for intervals and thresholds that no run reaches
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -24,13 +24,13 @@ class Option:
       kind: `choice`, `bool`, `int` (32 bits) or `float` (32 bits).
       about: one phrase, for `--help` and the documentation.
       default: a value, or one for each algorithm. None: computed from other settings.
-      allowed: of a choice; a table that users can add to is looked up when a value is checked.
+      allowed: the values of a choice; extensible tables are looked up on each check.
       least, most: inclusive bounds.
       below: an exclusive upper bound.
-      paper, reference: what these presets choose, if not the default; may depend on the algorithm.
-      meanings: what values stand for, where their names do not say it.
+      paper, reference: values of these presets, if not the default; may depend on the algorithm.
+      meanings: explanations of values whose names are not clear.
       note: explains the default.
-      flag: whether the launcher has a flag of this name.
+      flag: whether the command line has a flag of this name.
     """
 
     name: str
@@ -52,20 +52,20 @@ class Option:
         return _by_algorithm(self.default, algo)
 
     def preset_of(self, preset: str, algo: str) -> Any:
-        """What a preset chooses, None where it leaves the default."""
-        own = {"paper": self.paper, "reference": self.reference}.get(preset)
-        return _by_algorithm(own, algo)
+        """The value of a preset, or None for the default."""
+        value = {"paper": self.paper, "reference": self.reference}.get(preset)
+        return _by_algorithm(value, algo)
 
     @property
     def rule(self) -> str:
-        """What is allowed, as the end of an error message."""
+        """The allowed values, as the end of an error message."""
         if self.kind == "choice":
             return f"use one of {tuple(self.allowed)}"
         if self.kind == "bool":
             return "use true or false"
         if self.kind == "int":
             most = NEVER if self.most is None else int(self.most)
-            return f"use a whole number of at least {self.least or 0:g} and at most {most}"
+            return f"use an integer of at least {self.least or 0:g} and at most {most}"
         if self.below is not None:
             return f"use a value in [{self.least:g}, {self.below:g})"
         if self.most is not None:
@@ -77,12 +77,12 @@ class Option:
         )
 
     def check(self, value: Any) -> None:
-        """Raises ValueError where `value` is not allowed."""
+        """Raises ValueError if `value` is not allowed."""
         if problem := self.problem(value):
             raise ValueError(f"{self.name}={value!r}: {problem}")
 
     def parse(self, text: str) -> Any:
-        """The value that `text` stands for; raises ValueError with the rule alone."""
+        """Parses a value; raises ValueError with the rule as its message."""
         text = text.strip()
         try:
             value = _PARSERS[self.kind](text)
@@ -93,7 +93,7 @@ class Option:
         return value
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value, None if nothing."""
+        """The problem with a value, or None."""
         if self.kind == "choice":
             return None if isinstance(value, str) and value in self.allowed else self.rule
         if self.kind == "bool":
@@ -118,14 +118,14 @@ Record = TypeVar("Record", bound=type)
 
 
 def documented(options: Mapping[str, Option], **others: str) -> Callable[[Record], Record]:
-    """Adds `Attributes:` to a dataclass's docstring: its fields, described by a table of options,
-    or by `others` where they are no options."""
+    """Adds an `Attributes:` section to a dataclass's docstring, with descriptions from a table of
+    options or, for other fields, from `others`."""
 
     def describe(name: str) -> str:
         option = options.get(name)
         if name in others or option is None:
             return others.get(name, "")
-        closed = isinstance(option.allowed, tuple) and option.allowed  # no table to add to
+        closed = isinstance(option.allowed, tuple) and option.allowed  # not an extensible table
         return f"{option.about} ({', '.join(option.allowed)})" if closed else option.about
 
     def add(record: Record) -> Record:
@@ -145,11 +145,11 @@ _PARSERS: dict[str, Any] = {
 }
 
 
-_INHERITED: dict[str, str] = {}  # algorithm -> the one whose defaults it takes
+_INHERITED: dict[str, str] = {}  # algorithm -> the algorithm whose defaults it inherits
 
 
 def inherit_defaults(algo: str, like: str) -> None:
-    """Gives `algo` the defaults of `like` where they depend on the algorithm."""
+    """Gives `algo` the algorithm-dependent defaults of `like`."""
     _INHERITED[algo] = _INHERITED.get(like, like)
 
 

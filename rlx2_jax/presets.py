@@ -1,4 +1,4 @@
-"""The paper's sparsities (table 2): of the actor and of each critic, by algorithm and task."""
+"""The paper's sparsities of actor and critics (table 2), by algorithm and task."""
 
 import re
 
@@ -19,7 +19,7 @@ PAPER_SPARSITIES = {
 
 
 def task_name(env: str) -> str:
-    """An environment's name without its version: the paper's tasks are -v3, ours mostly -v5."""
+    """An environment's name without its version (-v3 in the paper, mostly -v5 here)."""
     return re.sub(r"-v\d+$", "", env)
 
 

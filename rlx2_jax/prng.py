@@ -1,8 +1,8 @@
-"""JAX's own random numbers, faster on CPUs.
+"""JAX's default random numbers, faster on CPUs.
 
-`THREEFRY` gives bit for bit what `jax.random` gives by default (Threefry-2x32 with counters that
-do not depend on the shape's layout). On CPUs JAX compiles that cipher as a loop of twenty small
-operations; here its rounds are written out, so that XLA fuses them into one.
+`THREEFRY` gives the same bits as `jax.random`'s default (partitionable Threefry-2x32). On CPUs JAX
+compiles the cipher as a loop of twenty small operations; here the rounds are unrolled, so XLA fuses
+them into one.
 """
 
 import math
@@ -76,6 +76,6 @@ THREEFRY = define_prng_impl(
 
 
 def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """`jax.random.normal`, the same numbers, drawn as one row and not fused into its consumers: so
-    the cipher is vectorized on CPUs whatever the last axis, and runs once for each number."""
+    """`jax.random.normal` with the same numbers, but drawn as one row and never fused into its
+    consumers: this vectorizes the cipher on CPUs for any shape and runs it once per number."""
     return no_fuse(jax.random.normal(key, (math.prod(shape),), dtype)).reshape(shape)

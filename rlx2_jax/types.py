@@ -1,4 +1,4 @@
-"""The data that flows between modules: time steps, transitions, n-step batches, networks."""
+"""Shared data types: time steps, transitions, n-step batches, networks."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 Array = jax.Array
-Device = Any  # a jax.Device, which type checkers take for a variable
+Device = Any  # a jax.Device, which type checkers treat as a variable
 Params = Any  # a pytree of arrays
 Masks = Any  # the same pytree, boolean
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]  # low and high of each component
@@ -18,17 +18,17 @@ AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
 
 class TimeStep(NamedTuple, Generic[AnyArray]):
-    """What environments return for an action, on the host (NumPy) and on the device (JAX).
+    """The result of an environment step, on the host (NumPy) or on the device (JAX).
 
     Leading axes are free: none for one device environment, `[E]` for E host environments,
-    `[lanes, envs]` in training loops. An episode that ended has already been restarted: `next_obs`
-    and `obs` differ exactly there. Learn from `next_obs`, act on `obs`.
+    `[lanes, envs]` in training loops. Ended episodes have already been restarted; only then do
+    `next_obs` and `obs` differ. Learn from `next_obs`, act on `obs`.
 
     Attributes:
-      next_obs: where the action led; at an episode's end, its last observation: f32[obs].
-      obs: the one to act on next; after an episode's end, a new one's first: f32[obs].
+      next_obs: the next observation; at an episode's end, its final one: f32[obs].
+      obs: the observation to act on; after an episode's end, the first of a new one: f32[obs].
       reward: of the step: f32[].
-      terminated: the task ended, its value beyond is 0; may come with `truncated`: bool[].
+      terminated: the task ended, with a value of 0 beyond; may coincide with `truncated`: bool[].
       truncated: the time limit ended the episode; bootstrap from `next_obs`: bool[].
     """
 
@@ -40,18 +40,18 @@ class TimeStep(NamedTuple, Generic[AnyArray]):
 
 
 class Transition(NamedTuple):
-    """One environment step as replay stores it: a `TimeStep` and the action that led to it.
+    """One environment step as stored in replay: a `TimeStep` and the action that led to it.
 
     Leading axes are free; `buffer.add` takes `[envs, ...]` or none.
 
     Attributes:
-      obs: s_t, what the action was chosen for: [obs].
+      obs: s_t, the observation that the action was chosen for: [obs].
       action: a_t, in [-1, 1]: [act].
       reward: r_t: [].
       next_obs: s_{t+1}, `next_obs` of the `TimeStep`: [obs].
       terminated: whether the task ended at this step: bool[].
       truncated: whether the time limit ended the episode: bool[].
-      mean: the policy's noise-free action, for the policy distance: [act]; None: not kept.
+      mean: the policy's noise-free action, for the policy distance: [act]; None: not stored.
     """
 
     obs: Array
@@ -66,7 +66,7 @@ class Transition(NamedTuple):
 class Batch(NamedTuple):
     """n-step windows `(s_t, a_t, r_t, s_{t+1}, ..., r_{t+n-1}, s_{t+n})`, one per row.
 
-    What lies behind a window's first terminated or truncated step belongs to another episode.
+    Steps after a window's first terminated or truncated step belong to another episode.
 
     Attributes:
       obs: s_t, the first observation of each window: [batch, obs].
@@ -95,19 +95,19 @@ class Network:
     """One trained network: θ, its mask M_θ, Adam's moments, and the target θ' (or None).
 
     Attributes:
-      params, moments, target: dense pytrees (masked form), or vectors of live links (compact).
-      masks: boolean pytrees (masked form), or a `layout.Index` (compact).
+      params, moments, target: dense pytrees (masked), or vectors of live links (compact).
+      masks: boolean pytrees (masked), or a `layout.Index` (compact).
       moved: links replaced by the last mask update, i32[].
-      stats: running statistics of observations, where the architecture has them; shared by θ and
-        θ', and by the members of an ensemble.
-      form: `masked` or `compact`: the module of `networks` that handles it.
-      members: None for a single network; for an ensemble (the critics) their number, the leading
-        axis of every array above but `stats`.
-      module: its architecture, a Flax module; None is a plain MLP.
-      smoothed: exponentially smoothed dense gradients of the kernels by name, [in, out] in both
-        forms; None unless the program's growth rules or method need them.
-      signs: whether the initial weight of each place was positive, of the kernels by name; None
-        unless the program's method needs them.
+      stats: running observation statistics, if the architecture has any; shared by θ and θ', and
+        by the members of an ensemble.
+      form: `masked` or `compact`, the module of `networks` that handles it.
+      members: the size of an ensemble (the critics), which is the leading axis of every array above
+        except `stats`; None for a single network.
+      module: its architecture, a Flax module; None for a plain MLP.
+      smoothed: exponentially smoothed dense gradients of the kernels by name, [in, out], masked or
+        compact; None unless the program's growth rules or method need them.
+      signs: whether each initial weight was positive, by kernel name; None unless the program's
+        method needs them.
     """
 
     params: Params

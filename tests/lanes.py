@@ -105,7 +105,7 @@ def assert_equal(a: Any, b: Any) -> None:
 
 
 def assert_close(a: Any, b: Any, atol: float) -> None:
-    """Within `atol`; booleans and whole numbers exactly."""
+    """Within `atol`; booleans and integers exactly."""
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=atol), a, b)
 
 

@@ -184,7 +184,7 @@ def test_refusals():
     ]:
         with pytest.raises(ValueError, match=message):
             buffer.init(8, one._replace(**{field: wrong}))
-    with pytest.raises(ValueError, match=r"capacity=8.5: give a whole number"):
+    with pytest.raises(ValueError, match=r"capacity=8.5: give an integer"):
         buffer.init(8.5, example(2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="a dict: give a Transition"):
         buffer.init(8, one._asdict())  # pyright: ignore[reportArgumentType]

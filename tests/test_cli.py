@@ -75,9 +75,9 @@ def test_every_command_has_help(name, capsys):
         (["train", "--method=rlx3"], "--method=rlx3: 'rlx3': use one of"),
         (["train", "runs/a"], "unexpected ['runs/a']: all settings are flags, --name=value"),
         (["train", "--flagfile=/nowhere/flags"], "/nowhere/flags"),
-        (["train", "--restart"], "--restart goes with --resume"),
-        (["train", "--resume"], "name the directory of the run: rlx2 resume RUN"),
-        (["resume"], "name the directory of the run: rlx2 resume RUN"),
+        (["train", "--restart"], "--restart needs --resume"),
+        (["train", "--resume"], "give the directory of the run: rlx2 resume RUN"),
+        (["resume"], "give the directory of the run: rlx2 resume RUN"),
         (["resume", "a", "b"], "unexpected ['b']: --logdir is already given"),
         (["resume", "a", "--logdir=b"], "unexpected ['a']: --logdir is already given"),
         (["resume", "nowhere"], "there is no run in nowhere"),
@@ -192,7 +192,7 @@ def test_an_exported_file_is_evaluated(trained, tmp_path, capsys):
     assert "rlx2_jax/Truncation-v0: policy.npz, " in capsys.readouterr().out
     (tmp_path / manifest.NAME).unlink()
     assert main.main(["evaluate", str(tmp_path / "policy.npz")]) == 2
-    assert "does not say which task it is for: give --env" in capsys.readouterr().err
+    assert "does not name its task: give --env" in capsys.readouterr().err
     assert main.main(["evaluate", str(tmp_path / "policy.npz"), "--env=Hopper-v5"]) == 2
     assert "Hopper-v5 has 11 observations and 3 actions" in capsys.readouterr().err
 

@@ -88,7 +88,7 @@ def test_sac_has_its_own_intervals_however_it_is_made():
     assert direct == SAC and Config("td3", 11, 3) == TD3
     assert (direct.policy_delay, direct.target_interval, direct.n_max) == (1, 1, 2)
     assert Config("sac", 11, 3, policy_delay=2).policy_delay == 2
-    with pytest.raises(ValueError, match="policy_delay=0: use a whole number of at least 1"):
+    with pytest.raises(ValueError, match="policy_delay=0: use an integer of at least 1"):
         Config("sac", 11, 3, policy_delay=0)
 
 
@@ -183,23 +183,26 @@ def test_a_config_is_a_static_argument():
         ({"dtype": "float16"}, r"dtype='float16': use one of .*'float64'"),
         ({"hidden": ()}, r"hidden=\(\): give at least one layer"),
         ({"hidden": (8, 0)}, r"hidden=\(8, 0\)"),
-        ({"batch_size": 0}, r"batch_size=0: use a whole number of at least 1"),
-        ({"batch_size": 2.5}, r"batch_size=2.5: use a whole number"),
+        ({"batch_size": 0}, r"batch_size=0: use an integer of at least 1"),
+        ({"batch_size": 2.5}, r"batch_size=2.5: use an integer"),
         ({"mask_interval": -1}, r"mask_interval=-1"),
-        ({"capacity": 1e6}, r"capacity=1000000.0: use a whole number"),
+        ({"capacity": 1e6}, r"capacity=1000000.0: use an integer"),
         ({"capacity": 2}, r"capacity=2 holds fewer than n_max=3 .* use at least 3"),
         ({"capacity": 5, "num_envs": 2}, r"capacity=5 .* use at least 6"),
         ({"warmup": 3_000_000}, r"warmup=3000000: use .* below steps=3000000"),
         ({"warmup": -1}, r"warmup=-1"),
-        ({"warmup": 1.5}, r"warmup=1.5: use a whole number"),
+        ({"warmup": 1.5}, r"warmup=1.5: use an integer"),
         ({"steps": 2**31}, r"steps=2147483648: use .* at most 2147483647"),
         ({"updates_per_step": 1000}, r"2,975,000,000 updates"),
         ({"updates_per_step": 10**6}, r"updates_per_step=1000000: use .* at most 65536"),
         ({"hidden": (8,) * 33}, r"at most 32 layers"),
         ({"hidden": "abc"}, r"hidden=abc: give at least one layer"),
-        ({"hidden": ("a",)}, r"hidden=\('a',\): for each layer, use a whole number"),
+        ({"hidden": ("a",)}, r"hidden=\('a',\): for each layer, use an integer"),
         ({"capacity": 2**31}, r"capacity=2147483648: use .* at most 2147483647"),
-        ({"steps": 2**31 - 1, "num_envs": 4}, r"counted up to 2,147,483,647: use fewer"),
+        (
+            {"steps": 2**31 - 1, "num_envs": 4},
+            r"limit for steps and updates is 2,147,483,647: use fewer",
+        ),
         ({"steps": 10, "warmup": 9, "num_envs": 4, "capacity": 99}, r"use at least steps=13"),
         ({"trim_full": "yes"}, r"trim_full='yes': use true or false"),
     ],
@@ -235,24 +238,24 @@ def test_unknown_names():
         ({"zeta0": 1.5}, r"zeta0=1.5: use a value in"),
         ({"trim_ratio": 2.0}, r"trim_ratio=2.0: use a value in"),
         ({"learning_rate": -1.0}, r"learning_rate=-1.0: use a value of at least 0"),
-        ({"n": 0}, r"n=0: use a whole number of at least 1"),
+        ({"n": 0}, r"n=0: use an integer of at least 1"),
         ({"n": 4}, r"n=4: use 1 to n_max=3, or raise n_max"),
-        ({"t0": -1}, r"t0=-1: use a whole number of at least 0"),
-        ({"t_end": 0}, r"t_end=0: use a whole number of at least 1"),
+        ({"t0": -1}, r"t0=-1: use an integer of at least 0"),
+        ({"t_end": 0}, r"t_end=0: use an integer of at least 1"),
         ({"mask_interval": 15_000}, r"mask_interval=15000 .* multiple of .*10000.* gcd"),
         ({"buffer_interval": 1}, r"buffer_interval=1 .* not a multiple of .*10000"),
         ({"b_max": 2_000_000}, r"b_max=2000000: use at most capacity=1000000"),
         ({"b_max": 2}, r"b_max=2: .* at least 3 for windows of n=3"),
         ({"b_min": 2_000, "b_max": 1_000}, r"b_min=2000 must be between 0 and b_max=1000"),
         ({"t0": 2**31}, r"t0=2147483648: use .* at most 2147483647"),
-        ({"t0": 1.5}, r"t0=1.5: use a whole number"),
+        ({"t0": 1.5}, r"t0=1.5: use an integer"),
         ({"seed": 2**31}, r"seed=2147483648: use .* at most 2147483647"),
         ({"d0": 1e39}, r"d0=1e\+39: a hyper-parameter is a 32-bit float"),
         (
             {"actor_sparsity": 0.9999999},
             r"actor_sparsity=0.9999999 with hidden=.* every layer needs one",
         ),
-        ({"b_min": 0}, r"b_min=0 lets trimming leave no window of n=3 .* use at least 3"),
+        ({"b_min": 0}, r"b_min=0 is smaller than a window of n=3 .* use at least 3"),
     ],
 )
 def test_bad_lanes(fields, message):

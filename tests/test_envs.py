@@ -100,7 +100,7 @@ def of_dtype(dtype):
         (Box(-1, 1, (3,)), Box(-np.inf, 1, (2,)), "-inf.*must be finite.*RescaleAction"),
         (Box(-1, 1, (3,)), with_bounds(np.nan, 1), "nan.*must be finite"),
         (Box(-1, 1, (3,)), with_bounds(1, -1), "low must not be above high"),
-        (Box(-1, 1, (3,)), Box(1, 1, (2,)), "no action can differ from another"),
+        (Box(-1, 1, (3,)), Box(1, 1, (2,)), "only one action is possible"),
         (Box(-1, 1, (3,)), Box(-5, 5, (2,), np.int64), "dtype int64.*TransformAction.*rounds"),
         (Box(-1, 1, (3,)), Box(0, 255, (2,), np.uint8), "dtype uint8.*TransformAction"),
         (Box(-1, 1, (3,)), of_dtype(bool), "dtype bool.*TransformAction"),

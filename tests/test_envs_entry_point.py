@@ -82,12 +82,12 @@ def test_a_class_on_the_host():
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("Slide", {}, ValueError, "name your own as module:Class"),
+        ("Slide", {}, ValueError, "give yours as module:Class"),
         ("my_tasks:Nothing", {}, ValueError, "module 'my_tasks' has no such class or function"),
         ("my_tasks:number", {}, ValueError, "has no such class"),
         ("no_such_module:Slide", {}, ImportError, "importing 'no_such_module' failed"),
         ("my_tasks:OnHost", {}, TypeError, "OnHost has no action_dim: an environment has reset"),
-        ("my_tasks:finished", {"max_episode_steps": 3}, ValueError, "time limit of its own"),
+        ("my_tasks:finished", {"max_episode_steps": 3}, ValueError, "sets its time limit itself"),
         ("my_tasks:Slide", {"max_episode_steps": 0}, ValueError, "at least 1, or None"),
     ],
 )

@@ -290,7 +290,7 @@ def test_a_state_can_be_restored_over_a_running_environment():
 @pytest.mark.fast
 def test_a_state_of_another_size_is_refused():
     state = envs.make_host("Hopper-v5", 2).state()
-    with pytest.raises(ValueError, match="state is of 2 environments, here are 3"):
+    with pytest.raises(ValueError, match="state has 2 environments, expected 3"):
         envs.make_host("Hopper-v5", 3).restore(state)
 
 

@@ -162,7 +162,7 @@ def test_warp_equals_plain_jax(name):
         ("Swimmer-v5", {}, ValueError, "The MJX backend has no environment"),
         ("Hopper-v5", {"xml_file": "x.xml"}, ValueError, "no option xml_file on MJX; it has ctrl_"),
         ("InvertedPendulum-v4", {"reset_noise_scale": 1}, ValueError, "it has none"),
-        ("Hopper-v5", {"impl": "cpp"}, ValueError, "impl is 'cpp': give one of"),
+        ("Hopper-v5", {"impl": "cpp"}, ValueError, "impl is 'cpp': use one of"),
         ("Hopper-v5", {"max_episode_steps": 0}, ValueError, "at least 1, or None"),
     ],
 )

@@ -134,7 +134,7 @@ def test_killed_after_the_last_checkpoint(whole, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution._Execution, "_keep_final", killed)
+        patch.setattr(execution._Execution, "_write_final", killed)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(small_run(), tmp_path, progress=False)
     assert not (tmp_path / "summary.json").exists()

@@ -192,7 +192,7 @@ def test_actions_scaled_to_the_bounds_in_c(tmp_path):
     scale(pointer(action), pointer(scaled))
     np.testing.assert_array_equal(scaled, [-1, 1, 3])
     np.testing.assert_array_equal(policy.scale(action), scaled)
-    with pytest.raises(ValueError, match="does not know the bounds"):
+    with pytest.raises(ValueError, match="has no action bounds"):
         dataclasses.replace(policy, low=None, high=None).scale(action)
 
 

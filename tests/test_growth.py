@@ -27,7 +27,7 @@ def dense(score, blocked, k):
 
 
 def draw(rng, *shape):
-    """Small whole numbers, so that sums are exact, and there are ties and zeros."""
+    """Small integers, so that sums are exact, and there are ties and zeros."""
     return rng.integers(-2, 3, shape).astype(np.float32)
 
 

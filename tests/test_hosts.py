@@ -37,7 +37,7 @@ def test_a_process_that_falls_silent_is_lost(tmp_path):
             assert first.problem is None and second() is None
             second._ended.set()  # as if it was killed
             wait_for(lambda: first.problem is not None)
-            assert first() == "process 1 of 2 was lost (no sign of life for 1 s)"
+            assert first() == "process 1 of 2 was lost (no heartbeat for 1 s)"
         with pytest.raises(HostLost, match="process 1 of 2 was lost"):
             first.wait(lambda states: False)
 
@@ -68,7 +68,7 @@ def test_a_file_system_that_is_not_shared(tmp_path):
     (folder / "1").write_text("earlier-session 7 training")  # of another start
     with Watch(tmp_path, TWO[0], 0.3) as first:
         wait_for(lambda: first.problem is not None)
-    assert "process 1 of 2 did not show up in" in str(first.problem)
+    assert "process 1 of 2 did not appear in" in str(first.problem)
 
 
 @pytest.mark.fast
@@ -219,8 +219,8 @@ def test_a_lost_process_stops_the_other_and_one_continues(lost, alone, tmp_path)
 @pytest.mark.slow
 def test_a_run_of_one_process_cannot_be_resumed_by_two(alone):
     first, second = start_two("resume", str(alone))
-    assert "began in one process" in finish(first, 2)
-    assert "began in one process" in finish(second, 2)
+    assert "started in one process" in finish(first, 2)
+    assert "started in one process" in finish(second, 2)
 
 
 @pytest.mark.fast

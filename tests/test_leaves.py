@@ -179,11 +179,11 @@ def test_sparsity_by_value_pattern_list_and_function():
 @pytest.mark.parametrize(
     ("sparsity", "message"),
     [
-        ("0.9", "'0.9' is no number: give one in"),
-        ({"a": "x"}, "'x' is no number"),
-        (np.ones(2), "is no number"),
+        ("0.9", "'0.9' is not a number: give one in"),
+        ({"a": "x"}, "'x' is not a number"),
+        (np.ones(2), "is not a number"),
         (jnp.float32(1.5), r"not in \[0, 1\)"),
-        (True, "True is no number"),
+        (True, "True is not a number"),
         ({"nothing*": 0.9}, r"no leaf of params is sparse"),
         ({"*": 0.9, "actor*": 0.5}, r"'actor\*' is the first match of no weight"),
     ],
@@ -279,5 +279,5 @@ def test_stacks_are_read_from_the_shapes(tree, expected):
 
 
 def test_leaves_that_are_no_arrays():
-    with pytest.raises(ValueError, match=r"a leaf that is no array: act is <.*eqx\.filter"):
+    with pytest.raises(ValueError, match=r"a leaf that is not an array: act is <.*eqx\.filter"):
         described({"w": np.ones((3, 4)), "act": jax.nn.relu})

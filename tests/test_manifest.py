@@ -30,7 +30,7 @@ def test_a_good_description_passes():
 @pytest.mark.parametrize("name", [name for name in GOOD if name != "more"])
 def test_a_missing_or_wrong_field_is_named(name):
     for meta in ({k: v for k, v in GOOD.items() if k != name}, {**GOOD, name: "text"}):
-        with pytest.raises(Damaged, match=f"no {name}"):
+        with pytest.raises(Damaged, match=f"no valid {name}"):
             manifest.check(meta)
 
 
@@ -39,7 +39,7 @@ def test_entries_have_every_field(kind):
     for field in manifest.ENTRIES[kind]:
         meta = copy.deepcopy(GOOD)
         del meta[kind][0][field]
-        with pytest.raises(Damaged, match=f"no {field}"):
+        with pytest.raises(Damaged, match=f"no valid {field}"):
             manifest.check(meta)
     with pytest.raises(Damaged, match=f"7 among {kind}"):
         manifest.check({**GOOD, kind: [7]})

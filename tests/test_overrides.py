@@ -78,7 +78,7 @@ def test_every_setting_of_the_launcher_has_a_flag():
     assert (values["hidden"].value, values["discount"].value) == ([64, 32], 0.9)
     for name in base.LEAST:
         assert "scales with the budget" in values[name].help
-    with pytest.raises(flags.IllegalFlagValueError, match="use a whole number"):
+    with pytest.raises(flags.IllegalFlagValueError, match="use an integer"):
         values(["sweep", "--t0=5,6"])
 
 

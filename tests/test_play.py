@@ -88,11 +88,11 @@ def test_a_record_without_its_files_is_refused(policy, capsys):
     about = files.read_json(policy / "policy.json")
     files.write_json(policy / "policy.json", about | {"files": {"policy.npz": 5}})
     assert command(policy) == 2
-    assert "policy.json does not know policy.npz" in capsys.readouterr().err
+    assert "policy.json does not list policy.npz" in capsys.readouterr().err
     npz_only = {"policy.npz": about["files"]["policy.npz"]}
     files.write_json(policy / "policy.json", about | {"files": npz_only})
     assert command(policy, "--runtime=c") == 2
-    assert "policy.json does not know policy.c" in capsys.readouterr().err
+    assert "policy.json does not list policy.c" in capsys.readouterr().err
 
 
 def test_agreement_by_hand():
@@ -160,10 +160,10 @@ def test_files_of_another_policy_are_not_run(policy, tmp_path):
         ({"final_score": float("nan")}, "final_score is nan"),
         ({"evaluation": {}}, "evaluation.episodes is None, not a number"),
         ({"env_backend": "brax"}, "env_backend is 'brax', not one of"),
-        ({"live_links": 5}, "they are not of one policy"),
+        ({"live_links": 5}, "they belong to different policies"),
         ({"env": "Nonsense-v5"}, "Gymnasium has no environment 'Nonsense-v5'"),
         ({"env": "Pendulum-v1"}, "Pendulum-v1 has 3 observations and 1 actions, the policy 4 and"),
-        ({"env_options": {"nonsense": 1}}, "cannot be made: TypeError"),
+        ({"env_options": {"nonsense": 1}}, "cannot be created: TypeError"),
         ({"env": "evil_tasks:Task-v0"}, "the policy names 'evil_tasks:Task-v0'"),
         ({"env_options": {"xml_file": "/a.xml"}}, "xml_file='/a.xml', which may open a file"),
         ({"env_options": {"num_envs": 9}}, "env_options has 'num_envs'"),
@@ -187,7 +187,7 @@ def test_wrong_flags_and_folders(original, tmp_path, capsys):
         ((original, "--render=episode.bmp"), "--render=episode.bmp: use a name that ends in .gif"),
         ((original, f"--seed={2**31 - 1}"), "must be below 2**31"),
         ((original, "--episodes=0"), "--episodes=0 plays nothing"),
-        ((original, "--max_episode_steps=5"), "a published policy is played on the task on record"),
+        ((original, "--max_episode_steps=5"), "a published policy is played on its recorded task"),
     ):
         assert command(*args) == 2
         assert message in capsys.readouterr().err

@@ -38,7 +38,9 @@ def test_factors_are_rounded_and_sums_are_not():
 @pytest.mark.fast
 def test_only_the_masked_form_and_known_architectures():
     cfg = setting("td3", precision="bfloat16")
-    with pytest.raises(ValueError, match="execution='compact' has float32 products only and pre"):
+    with pytest.raises(
+        ValueError, match="execution='compact' supports only float32 products, not pre"
+    ):
         config.make("td3", 3, 1, precision="bfloat16", execution="compact")
     with pytest.raises(ValueError, match="precision='half': use one of"):
         config.make("td3", 3, 1, precision="half")

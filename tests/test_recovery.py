@@ -170,7 +170,7 @@ def test_a_run_that_never_saved_a_checkpoint_begins_again(whole, tmp_path):
             execution.execute(small_run(chunk=2), tmp_path, progress=False)
     assert rows(tmp_path / "metrics.csv") and not list(tmp_path.glob("checkpoints/states/*"))
     _, said = resume(tmp_path)
-    assert any("had not saved a checkpoint yet: it begins again" in line for line in said)
+    assert any("had not saved a checkpoint yet: it starts over" in line for line in said)
     same(tmp_path, whole)
     assert not (tmp_path / "checkpoints" / "none-yet").exists()
 
@@ -280,7 +280,7 @@ def test_a_missing_device_is_an_error_of_one_line(monkeypatch, error):
 
     monkeypatch.setattr(jax, "default_backend", fail)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    with pytest.raises(ValueError, match=r"^JAX finds no device .* JAX_PLATFORMS is cuda, use"):
+    with pytest.raises(ValueError, match=r"^JAX finds no device .* JAX_PLATFORMS is cuda; set"):
         fingerprint.fingerprint()
 
 
@@ -536,7 +536,7 @@ def test_an_evaluation_that_never_ends_is_bounded(awkward, tmp_path, monkeypatch
     said = []
     limited = with_time_limit(run, 7)  # as `rlx2 resume --max_episode_steps=7` does
     execution.execute(limited, tmp_path, resume=True, say=said.append, progress=False)
-    assert any("episodes end after 7 steps from now on" in line for line in said)
+    assert any("episodes now end after 7 steps" in line for line in said)
     assert {row["mean_length"] for row in rows(tmp_path / "evaluations.csv")} == {"7"}
     assert with_time_limit(read_run(tmp_path), 7) == read_run(tmp_path)
     with pytest.raises(RunError, match="end after 7 steps, which cannot be changed"):

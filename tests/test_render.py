@@ -46,7 +46,7 @@ def test_other_names_and_directories_are_refused(shown, tmp_path):
         render.write(shown, tmp_path / "episode.bmp")
     with pytest.raises(RunError, match="there is no run"):
         render.episode(tmp_path, 0)
-    with pytest.raises(RunError, match="Nonsense-v5 cannot be made"):
+    with pytest.raises(RunError, match="Nonsense-v5 cannot be created"):
         render.record("Nonsense-v5", {}, lambda obs: obs, 0)
 
 

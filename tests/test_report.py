@@ -209,7 +209,7 @@ def test_problems_are_in_the_report(tmp_path: Path, capsys) -> None:
         file.write("0,dense,0,4")
     assert report.report(tmp_path, tmp_path / "out") == 0
     said = capsys.readouterr().err
-    for problem in ("the last line (6) is half written, dropped", "units differ in git commit"):
+    for problem in ("the last line (6) is incomplete, dropped", "units differ in git commit"):
         assert problem in said
         assert problem in (tmp_path / "out" / "report.md").read_text()
         assert problem in (tmp_path / "out" / "index.html").read_text()

@@ -335,23 +335,23 @@ BAD = [
     ({"sparsity": float("nan")}, r"not in \[0, 1\)"),
     ({"sparsity": [0.5, -1.0]}, r"not in \[0, 1\)"),
     ({"method": "tiny"}, "method='tiny': use one of"),
-    ({"interval": 0}, "interval=0: give a whole number of at least 1"),
+    ({"interval": 0}, "interval=0: give an integer of at least 1"),
     ({"interval": 2.5}, "interval=2.5"),
     ({"interval": None}, "interval=None"),
     ({"interval": True}, "interval=True"),
-    ({"t_end": None}, "t_end=None: give a whole number"),
-    ({"zeta0": 1.5}, r"zeta0=1.5: use a share in \[0, 1\]"),
+    ({"t_end": None}, "t_end=None: give an integer"),
+    ({"zeta0": 1.5}, r"zeta0=1.5: use a fraction in \[0, 1\]"),
     ({"zeta0": float("nan")}, "zeta0=nan"),
     ({"distribution": "er"}, "distribution='er': use one of"),
     ({"init": "best"}, "init='best': use one of"),
     ({"regrow": "never"}, "regrow='never': use one of"),
     ({"moments": "reset"}, "moments='reset': use one of"),
     ({"mask_step": "before"}, "mask_step='before': use one of"),
-    ({"tx": 0.1}, "tx=0.1 is no optax transformation"),
+    ({"tx": 0.1}, "tx=0.1 is not an optax transformation"),
     ({"stacked": "1"}, "stacked='1': give a number of leading axes"),
     ({"stacked": {"a": -1}}, "give a number of leading axes"),
-    ({"seed": 1.5}, "seed=1.5: give a whole number or one key"),
-    ({"seed": "a"}, "seed='a': give a whole number"),
+    ({"seed": 1.5}, "seed=1.5: give an integer or one key"),
+    ({"seed": "a"}, "seed='a': give an integer"),
     ({"seed": jax.random.split(jax.random.key(0))}, "vmap over several"),
 ]
 
@@ -394,9 +394,9 @@ def test_bad_calls():
     state = tx.init(params)
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(params, state)
-    with pytest.raises(ValueError, match="params and grads must be the same tree"):
+    with pytest.raises(ValueError, match="params and grads must have the same tree"):
         tx.update({"kernel": params["kernel"]}, state, params)
-    with pytest.raises(ValueError, match="params and masks must be the same tree"):
+    with pytest.raises(ValueError, match="params and masks must have the same tree"):
         tx.update({"w": 0.0}, state, {"w": 0.0})
     with pytest.raises(ValueError, match="2 sparsities for 1 layers"):
         adam([0.5, 0.5]).init(params)

@@ -116,7 +116,7 @@ def test_the_command(sweep, capsys):
     assert main.main(["status", str(sweep / "b"), "--state=failed"]) == 0
     assert capsys.readouterr().out.startswith("2 units: ")
     assert main.main(["status", str(sweep / "a" / "next")]) == 2
-    assert "there is no run in" in capsys.readouterr().err
+    assert "there is no run or sweep in" in capsys.readouterr().err
 
 
 def test_it_starts_without_jax():

@@ -266,7 +266,7 @@ def test_the_expert_solves_the_task_and_is_recorded(cloned):
     again = make(0, 250)
     np.testing.assert_array_equal(again.obs, data.obs[:250])
     assert np.any(make(1, 250).obs != again.obs)
-    with pytest.raises(SettingError, match="name one with --expert"):
+    with pytest.raises(SettingError, match="give one with --expert"):
         launch.make_run(launch.Settings(algo="bc"), [Lane()])
 
 

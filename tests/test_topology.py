@@ -80,7 +80,7 @@ def test_links_to_move_floors_as_float64(zeta0, t_end):
     for top, bottom in EXACT:
         fraction = topology.update_fraction(t_end * top // bottom, zeta0, t_end)
         n, d = share[top, bottom]
-        exact = live * round(zeta0 * 20) * n // (20 * d)  # whole numbers: nothing is rounded
+        exact = live * round(zeta0 * 20) * n // (20 * d)  # integers: nothing is rounded
         np.testing.assert_array_equal(MOVE(live, fraction), exact)
 
 
@@ -272,7 +272,7 @@ def test_errors():
     for fraction in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match=r"not in \[0, 1\]"):
             topology.evolve(w, mask, w, fraction)
-    with pytest.raises(ValueError, match="params and masks must be the same tree"):
+    with pytest.raises(ValueError, match="params and masks must have the same tree"):
         topology.evolve(w, {"v": mask["w"]}, w, 0.5)
     with pytest.raises(ValueError, match=r"grow_scores\['w'\] \(3, 2\)"):
         topology.evolve(w, mask, {"w": jnp.ones((3, 2))}, 0.5)

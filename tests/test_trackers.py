@@ -127,7 +127,7 @@ def test_a_tracker_that_fails_never_stops_a_run(tmp_path, monkeypatch):
     warnings = [line for line in said if "warning" in line]
     assert len(warnings) == 2
     assert (
-        "lines failed (ConnectionError: no route to the service); training goes on" in warnings[0]
+        "lines failed (ConnectionError: no route to the service); training continues" in warnings[0]
     )
     assert f"lack rows of {LANES} lanes" in warnings[1] and "rlx2 resume" in warnings[1]
     monkeypatch.setattr(Lines, "fail", False)
@@ -229,7 +229,7 @@ def test_a_tracker_that_hangs_is_left_behind(logs, monkeypatch):
         sent.publish(sizes)
     over.set()
     (line,) = said
-    assert "lines may lack rows (it has not answered in time): rlx2 resume" in line
+    assert "lines may lack rows (it did not respond in time): rlx2 resume" in line
 
 
 @pytest.mark.fast
@@ -264,7 +264,7 @@ def test_a_run_without_trackers_has_no_file_and_no_thread(tmp_path):
     [
         (["--tracker=wandbb"], "--tracker=wandbb: use one or more of wandb, trackio"),
         (["--tracker=absent"], "--tracker=absent needs the package no_such_package: pip install"),
-        (["--tracker_project=x"], "--tracker_project=x goes with --tracker"),
+        (["--tracker_project=x"], "--tracker_project=x needs --tracker"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(args, message, tmp_path, capsys):

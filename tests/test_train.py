@@ -155,17 +155,17 @@ def test_dry_run_tells_lanes_memory_and_disk(parse):
         (["--learning_rate=nan"], "--learning_rate=nan: .* finite"),
         (["--d0=1e400"], "--d0=1e400: .* finite"),
         (["--zeta0=abc"], "--zeta0=abc"),
-        (["--n="], "--n=: the list is empty: use a whole number"),
+        (["--n="], "--n=: the list is empty: use an integer"),
         (["--hidden="], "--hidden=: the list is empty"),
-        (["--hidden=abc"], "--hidden=abc: 'abc': use a whole number"),
+        (["--hidden=abc"], "--hidden=abc: 'abc': use an integer"),
         (["--hidden=1000000,1000000"], "--hidden=1000000,1000000: a lane needs about .* GB"),
         (["--batch_size=1000000000"], "--batch_size=1000000000: a lane needs about"),
         (["--batch_size=1000000000000"], "--batch_size=1000000000000: use .* at most 2147483647"),
         (["--episodes=60000"], "--episodes=60000: a lane needs about"),
         (["--capacity=2000000000"], "--capacity=2000000000: a lane needs about"),
-        (["--capacity=0"], "--capacity=0: use a whole number of at least 1"),
-        (["--mask_interval=0"], "--mask_interval=0: '0': use a whole number of at least 1"),
-        (["--buffer_interval=0"], "--buffer_interval=0: '0': use a whole number of at least 1"),
+        (["--capacity=0"], "--capacity=0: use an integer of at least 1"),
+        (["--mask_interval=0"], "--mask_interval=0: '0': use an integer of at least 1"),
+        (["--buffer_interval=0"], "--buffer_interval=0: '0': use an integer of at least 1"),
         (["--t0=99999999999"], "--t0=99999999999: .* at most 2147483647"),
         (["--first_seed=2147483648"], "--first_seed=2147483648: use .* at most 2147483647"),
         (["--first_seed=2147483647", "--seeds=2"], "use a --first_seed of at most 2147483646"),
@@ -202,7 +202,7 @@ def test_the_directory_is_checked_before_the_start(parse, tmp_path):
     values = parse("--env=Hopper-v5", "--capacity=1000")
     for logdir, message in (
         (tmp_path, "already holds a run"),
-        (tmp_path / "file" / "run", "not a directory that can be written to"),
+        (tmp_path / "file" / "run", "not a writable directory"),
         (tmp_path / ("x" * 5000), "File name too long"),
     ):
         with pytest.raises(SettingError, match=message):

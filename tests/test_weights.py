@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused(donor, tmp_path):
     masks = str(donor / "final-0.npz")
     with pytest.raises(ValueError, match="live parameters"):
         begin(dataclasses.replace(RIGL, masks=masks, actor_sparsity=0.3))
-    with pytest.raises(ValueError, match="other shapes"):
+    with pytest.raises(ValueError, match="different shapes"):
         begin(dataclasses.replace(RIGL, masks=masks), cfg=dataclasses.replace(CFG, hidden=(16, 17)))
     with pytest.raises(ValueError, match="does not exist"):
         begin(dataclasses.replace(RIGL, weights=str(tmp_path / "none.npz")))

@@ -5,15 +5,15 @@ from rlx2_jax.agents.algorithm import Algorithm as Algorithm
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.options import inherit_defaults
 
-_OWN = (td3.ALGORITHM, sac.ALGORITHM, droq.ALGORITHM, bc.ALGORITHM)
-ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in _OWN}
+_BUILT_IN = (td3.ALGORITHM, sac.ALGORITHM, droq.ALGORITHM, bc.ALGORITHM)
+ALGORITHMS: dict[str, Algorithm] = {x.name: x for x in _BUILT_IN}
 
 
 def register_algorithm(algorithm: Algorithm, *, like: str) -> None:
     """Adds an algorithm, so that configurations and `--algo` can name it.
 
     Args:
-      like: the algorithm whose defaults it takes where they depend on the algorithm.
+      like: the algorithm from which it inherits algorithm-dependent defaults.
     """
     if ALGORITHMS.get(algorithm.name, algorithm) is not algorithm:
         raise ValueError(f"there is already an algorithm {algorithm.name!r}: choose another name")

@@ -1,4 +1,4 @@
-"""An algorithm as a value: pure functions of one lane, and how it uses its networks."""
+"""The description of an algorithm: pure functions of one lane, and its use of networks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ class Algorithm(NamedTuple):
     """Everything the training loop knows about an algorithm.
 
     Attributes:
-      name: its value of `Config.algo`.
+      name: its name in `Config.algo`.
       networks: how it shapes and runs its networks.
       init: `(key, config, lane) -> state`; the state has the fields `actor` and, unless
         `networks.has_critic` is False, `critic`.

@@ -1,8 +1,8 @@
 """Behaviour cloning (section 5.3): a sparse actor that imitates a trained expert.
 
-`init`, `act` and `update` of one lane. The actor learns offline: its replay holds a fixed set of
-transitions with the expert's noise-free actions. Nothing is bootstrapped, so there is no critic and
-no target network; masks evolve as everywhere else.
+`init`, `act` and `update` of one lane. The actor learns offline from a fixed replay of transitions
+with the expert's noise-free actions, without a critic or target networks. Masks evolve as in the
+other algorithms.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """What behaviour cloning trains.
+    """The state of behaviour cloning.
 
     Attributes:
       actor: π_φ with its mask and moments; it has no target.
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 def init(key: Array, config: Config, lane: Lane) -> State:
-    """A sparse actor; its weights and mask are those of `td3.init` with the same key."""
+    """A sparse actor, with the same weights and mask as in `td3.init` with the same key."""
     actor_key, _ = jax.random.split(key)
     return State(make_actor(actor_key, config, lane, target=False))
 
@@ -47,7 +47,7 @@ def policy(state: State, obs: Array) -> Array:
 
 
 def act(state: State, obs: Array, key: Array, config: Config, hyper: Hyper) -> tuple[Array, Array]:
-    """π(s; φ) twice, as the action and as its mean: a clone does not explore. `[..., act]`."""
+    """π(s; φ) as both the action and its mean, since a clone does not explore: `[..., act]`."""
     del key, config, hyper
     mean = mean_action(networks.online(state.actor), obs)
     return mean, mean
@@ -66,7 +66,7 @@ def update(
     active: Array | bool = True,
 ) -> tuple[State, dict[str, Array]]:
     """One step on L(φ) = 1/B Σ ‖π(s_i; φ) - a_i‖². Arguments as in `td3.update`; `key` is for
-    random growth. The actor takes every update."""
+    random growth. Every update updates the actor."""
     del step
 
     def loss(params: Params) -> tuple[Array, None]:

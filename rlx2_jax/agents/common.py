@@ -1,4 +1,4 @@
-"""What TD3 and SAC share: how a network begins, the delayed switch, the options of topology."""
+"""Code shared by the algorithms: network creation, the delayed switch, topology options."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,17 +18,17 @@ from rlx2_jax.types import Array, Masks, Network, Params
 
 
 class Due(NamedTuple):
-    """The parts of a gradient update that do not happen at every update. Static.
+    """The parts of a gradient update that do not run at every update. Static.
 
-    True or False compiles the part in or out, without a branch; None decides by the update's
-    count, in a real branch. `BY_COUNT`, all None, is right at every update.
+    True or False compiles the part in or out; None branches on the update's count. `BY_COUNT`, all
+    None, is correct at every update.
 
     Attributes:
       actor: whether the actor is updated (policy delay).
       targets: whether targets take a Polyak step.
       evolve_critic: whether the critics' masks are updated.
       evolve_actor: whether the actor's mask is updated.
-      times: how many such updates follow one another; for `training.lane` only.
+      times: number of consecutive updates like this; only used by `training.lane`.
     """
 
     actor: bool | None = None
@@ -61,9 +61,8 @@ def make_network(
 ) -> Network:
     """A sparse network and its target: θ ← θ ⊙ M_θ, θ' ← θ (Algorithm 4, lines 1-3).
 
-    Equal keys give equal dense weights, whatever the sparsity and the form. `members` makes an
-    ensemble; Tiny's `width` makes a small dense block; `links` is the room of each layer in the
-    compact form.
+    Equal keys give equal dense weights for any sparsity, masked or compact. `members` makes an
+    ensemble, `width` a small dense block (Tiny); `links` is the room of each compact layer.
     """
     lane = resolve(config, lane)
     topology = topology_of(lane, started=False)
@@ -87,13 +86,13 @@ def make_network(
     else:
         dense, params, mask, stats = jax.vmap(draw)(jax.random.split(key, members))
         stats = jax.tree.map(lambda leaf: leaf[0], stats)  # members share them
-    own_target = None
+    target_params = None
     if target:  # arrays of its own, so that a whole state can be donated
-        own_target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
+        target_params = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
     network = optimize.init(
         params,
         mask,
-        target=own_target,
+        target=target_params,
         grow=config.grow,
         topology=config.topology,
         dense=dense,
@@ -105,8 +104,8 @@ def make_network(
 
 
 def make_actor(key: Array, config: Config, lane: Lane, *, target: bool = True) -> Network:
-    """π_φ of a lane, with a target where the algorithm has one."""
-    lane = resolve(config, lane)  # a dense lane's sparsities are 0, whatever it says
+    """π_φ of a lane, with a target network if `target`."""
+    lane = resolve(config, lane)  # sets a dense lane's sparsities to 0
     return make_network(
         key,
         config,
@@ -142,8 +141,8 @@ def networks_of(agent: Any) -> dict[str, Network]:
 
 
 def observe(agent: Any, obs: Array, active: Array | bool = True) -> Any:
-    """An agent whose networks have taken new observations `[envs, obs]` into their running
-    statistics, where `active`. Nothing changes for architectures without statistics."""
+    """Updates the running statistics of an agent's networks with new observations `[envs, obs]` if
+    `active`. Does nothing for architectures without statistics."""
     nets = networks_of(agent).items()
     return agent._replace(**{name: networks.observe(x, obs, active) for name, x in nets})
 
@@ -172,11 +171,11 @@ def evolution_of(config: Config, delay: int = 1) -> Evolution:
 def target_value(q: Array, key: Array, config: Config) -> Array:
     """min_j Q_θ'j over all critics or, as in REDQ, over a random subset: `[critics, ...] -> [...]`.
 
-    One subset of `config.critic_subset` critics serves the whole batch.
+    The whole batch shares one subset of `config.critic_subset` critics.
     """
     if not config.critic_subset:
         return networks.minimum(q)
-    subset_key = jax.random.fold_in(key, 3)  # its own stream: other draws do not depend on it
+    subset_key = jax.random.fold_in(key, 3)  # a separate stream: does not affect other draws
     chosen = jax.random.choice(subset_key, len(q), (config.critic_subset,), replace=False)
     return jnp.min(q[chosen], axis=0)
 

@@ -1,8 +1,8 @@
 """DroQ (Hiraoka et al., "Dropout Q-Functions for Doubly Efficient Reinforcement Learning", 2022).
 
-SAC with many critic updates per environment step: dropout and layer normalisation in every hidden
-layer of the critics take the place of REDQ's large ensemble. Dropout is active wherever a loss or
-a target evaluates a critic, and the actor climbs the mean of the critics instead of their minimum.
+SAC with many critic updates per environment step. Dropout and layer normalisation in every hidden
+layer of the critics replace REDQ's large ensemble. Dropout is active in losses and targets, and the
+actor maximizes the mean of the critics instead of their minimum.
 
     rlx2 train --algo=droq --utd=20 --policy_delay=20        # the paper's setting
 """
@@ -26,7 +26,7 @@ class DroQCritic(Architecture):
 
     Attributes:
       features: outputs of each layer.
-      scheme: how weights begin, see `Linear`.
+      scheme: weight initialization, see `Linear`.
       dtype: of the parameters.
       precision: of matrix products.
     """
@@ -50,7 +50,7 @@ class DroQCritic(Architecture):
         *hidden, outputs = self.features
         for size in hidden:
             x = Linear(size, self.scheme, self.dtype, self.precision)(x)
-            # Without a key (evaluation, value error) nothing is dropped.
+            # Deterministic without a key (evaluation, value error).
             x = nn.Dropout(RATE, deterministic=not self.has_rng("dropout"))(x)
             x = nn.relu(nn.LayerNorm(param_dtype=jnp.dtype(self.dtype))(x))
         return Linear(outputs, self.scheme, self.dtype, self.precision)(x)

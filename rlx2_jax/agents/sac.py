@@ -27,14 +27,14 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """What SAC trains.
+    """The state of SAC.
 
     Attributes:
       actor: π_φ with its mask and moments; it has no target.
-      critic: Q_θ1 .. Q_θN with masks, moments and targets; an axis `[critics, ...]` in every array.
+      critic: Q_θ1 .. Q_θN with masks, moments and targets; every array is `[critics, ...]`.
       log_alpha: log α, the temperature: f32[].
       alpha_moments: Adam's moments of log α.
-      leak: what the actor's loss left in the critics' gradient, for preset `reference`; else None.
+      leak: the actor loss's gradient in the critics, for preset `reference`; else None.
     """
 
     actor: Network
@@ -112,7 +112,7 @@ def update(
     active: Array | bool = True,
 ) -> tuple[State, dict[str, Array]]:
     """One gradient update (Algorithm 5, lines 10-23). Arguments as in `td3.update`; `noise`
-    replaces what would be drawn from `key`."""
+    overrides the draws from `key`."""
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     if noise is None:
         noise = draw_noise(noise_key, config)
@@ -121,7 +121,7 @@ def update(
     y = _target(state, batch, noise.target, key, alpha, n, config, hyper)
 
     def critic_loss(params: Params) -> tuple[Array, Array]:
-        seeded = params.seeded(jax.random.fold_in(key, 4))  # its own streams, as in `target_value`
+        seeded = params.seeded(jax.random.fold_in(key, 4))  # a separate stream
         q = networks.q_values(seeded, batch.obs, batch.action, bounds)
         return common.squared_errors(q, y), jnp.mean(q[0])
 
@@ -140,7 +140,7 @@ def update(
         action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
         seeded = judges.seeded(jax.random.fold_in(key, 5))
         q = networks.q_values(seeded, batch.obs, action, bounds, judge=True)
-        # REDQ's actor climbs the mean of its critics, SAC's the minimum.
+        # REDQ's actor maximizes the mean of its critics, SAC's the minimum.
         mean = config.critic_subset or NETWORK_USE[config.algo].climbs_mean
         value = jnp.mean(q, axis=0) if mean else networks.minimum(q)
         return jnp.mean(alpha * log_prob - value), log_prob
@@ -205,7 +205,7 @@ def _target(
 ) -> Array:
     """Lines 10-13: entropy at every s_{i+1} .. s_{i+m}, Q at the last: [batch].
 
-    Actions come from the online actor, so each state of the window needs one forward pass."""
+    Needs a forward pass of the online actor at every state of the window."""
     step = jax.vmap(
         lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
     )(batch.reward, batch.terminated, batch.truncated)

@@ -27,11 +27,11 @@ from rlx2_jax.types import Array, Batch, Network, Params
 
 
 class State(NamedTuple):
-    """What TD3 trains: networks, each with its mask, moments and target.
+    """The state of TD3: networks with masks, moments and targets.
 
     Attributes:
       actor: π_φ and its target π_φ'.
-      critic: Q_θ1 .. Q_θN and their targets; an axis `[critics, ...]` in every array.
+      critic: Q_θ1 .. Q_θN and their targets; every array is `[critics, ...]`.
     """
 
     actor: Network
@@ -80,13 +80,13 @@ def update(
     Args:
       batch: windows of `config.n_max` steps.
       key: for target smoothing and random growth.
-      step, count: environment steps and gradient updates, this one included (from 1); neither
-        may be batched over lanes, so that policy delay and mask updates stay real branches.
-      expert: critic parameters of a trained dense expert: RigL+Q*, where its Q replaces the
-        learned one in the actor's loss and is what the critic regresses to.
-      due: static; what happens at this update. By default a branch on `count` decides, which is
-        right at every update; a loop that knows the count compiles the branches away.
-      active: False changes nothing; needs a `due` under which no mask evolves.
+      step, count: environment steps and gradient updates, including this one (from 1); must not be
+        batched over lanes, so that policy delay and mask updates stay real branches.
+      expert: critic parameters of a trained dense expert (RigL+Q*); its Q replaces the learned one
+        in the actor's loss and is the critic's regression target.
+      due: static; the parts to run. The default branches on `count` and is correct at every update;
+        a loop that knows the count avoids the branches.
+      active: if False, nothing changes; needs a `due` without mask updates.
     """
     noise_key, critic_key, actor_key = jax.random.split(key, 3)
     shape, dtype, bounds = batch.action.shape, jnp.dtype(config.dtype), config.critic_bounds

@@ -1,5 +1,4 @@
-"""Commands end without tracebacks: an unexpected error prints one line, and its traceback goes to
-a file."""
+"""Error handling of commands: unexpected errors print one line; tracebacks go to a file."""
 
 import io
 import os
@@ -15,22 +14,22 @@ from absl import app
 
 
 def run(main: Callable[[list[str]], int], **options: Any) -> None:
-    """`app.run`, where neither `main` nor the parsing of flags ends with a traceback."""
-    _need_no_reader()
+    """`app.run` without tracebacks from `main` or flag parsing."""
+    _survive_closed_streams()
     escape_output()
     app.run(lambda argv: _flushed(lambda: main(argv)), **options)
 
 
 def process(command: Callable[[], int]) -> int:
-    """`guarded` for a whole process: it also survives closed output streams."""
-    _need_no_reader()
+    """`guarded` for a whole process; also survives closed output streams."""
+    _survive_closed_streams()
     return _flushed(command)
 
 
 def _flushed(command: Callable[[], int]) -> int:
     code = guarded(command)
     if threading.current_thread() is threading.main_thread():
-        # Ctrl-C while the interpreter shuts down would show tracebacks.
+        # Ctrl-C during interpreter shutdown would print tracebacks.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         sys.stdout.flush()
@@ -42,7 +41,7 @@ def _flushed(command: Callable[[], int]) -> int:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command; returns its exit code, also if it is interrupted or fails unexpectedly."""
+    """Runs a command; returns an exit code even if it is interrupted or fails unexpectedly."""
     escape_output()
     try:
         return command()
@@ -57,7 +56,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 class _Output(io.FileIO):
-    """Standard output or error whose reader may go away (`| head -1`): then it leads nowhere."""
+    """Standard output or error; discards output once its reader is gone (`| head -1`)."""
 
     def write(self, data: Any) -> int:
         try:
@@ -65,36 +64,36 @@ class _Output(io.FileIO):
         except BrokenPipeError:
             return len(data)
         except OSError:
-            if self.fileno() == 2:  # there is no stream left to report it on
+            if self.fileno() == 2:  # no stream is left to report the error
                 return len(data)
             raise
 
 
 def escape_output() -> None:
-    """Prints characters that the output's encoding lacks as escapes instead of raising."""
+    """Escapes characters that the output encoding lacks, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _need_no_reader() -> None:
-    """Commands survive a closed pipe and missing output streams."""
-    for number in range(3):  # or files would be opened under these numbers
+def _survive_closed_streams() -> None:
+    """Makes commands survive closed pipes and missing standard streams."""
+    for number in range(3):  # otherwise other files would get these descriptors
         try:
             os.fstat(number)
         except OSError:
             file = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(file, True)  # also of child processes: some libraries start one
+            os.set_inheritable(file, True)  # for child processes of libraries
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # was closed when Python began
+        if stream is None:  # was closed when Python started
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.flush()
             buffer = io.BufferedWriter(_Output(number, "w", closefd=False))
             lines = stream.line_buffering or number == 2
-            own = io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines)
-            setattr(sys, name, own)
+            wrapper = io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines)
+            setattr(sys, name, wrapper)
 
 
 def report(error: Exception) -> str:

@@ -5,9 +5,9 @@ rlx2 evaluate results/policies/hopper --runtime=c --seed=1000
 rlx2 evaluate results/policies/hopper --render=episode.gif
 rlx2 evaluate policy.npz --env=Hopper-v5
 
-Takes a run directory, the folder of a published policy or an exported .npz file. A published
-policy has a score on record: the exit code is 1 if the mean return does not agree with it. A
-picture (.gif, .mp4, or .png for a strip) shows the first episode.
+Takes a run directory, the folder of a published policy or an exported .npz file. For a published
+policy, the exit code is 1 if the mean return does not agree with its recorded score. --render draws
+the first episode (.gif, .mp4, or .png for a strip).
 """
 
 import math
@@ -33,7 +33,7 @@ from rlx2_jax.training.run import RunError, has_run
 
 POSITIONAL = "policy"
 _ERRORS = 3  # standard errors that two means may differ by
-_ROUNDING = 1e-6  # of a mean
+_ROUNDING = 1e-6  # relative rounding error of a mean
 
 
 class Subject(NamedTuple):
@@ -48,7 +48,7 @@ class Subject(NamedTuple):
     published: Published | None = None
 
     def make_envs(self, count: int) -> envs.HostEnvs:
-        """Environments of the task, which must fit the policy."""
+        """Environments of the task; raises if they do not fit the policy."""
         if self.published is not None:
             return self.published.make_envs(count)
         made = envs.make_host(self.env, count, self.backend, **self.options)
@@ -62,15 +62,15 @@ class Subject(NamedTuple):
         return made
 
     def limited(self, steps: int) -> "Subject":
-        """Played with a time limit of `steps`, as a task without one needs."""
+        """The subject with a time limit of `steps`, for tasks without one."""
         if self.published is not None:
             raise PolicyFileError(
-                "--max_episode_steps: a published policy is played on the task on record"
+                "--max_episode_steps: a published policy is played on its recorded task"
             )
         return self._replace(options={**self.options, **envs.time_limit(self.backend, steps)})
 
     def play(self, seeds: Sequence[int], progress: Callable[[int], None]) -> Episodes:
-        """One episode per seed; on a device all of them run at once."""
+        """Plays one episode per seed; on a device, all at once."""
         if self.backend in envs.DEVICE_BACKENDS:
             task = compare.Task(self.env, self.backend, self.options)
             return compare.device_episodes(task, self.policy, seeds[0], len(seeds))
@@ -86,10 +86,10 @@ def find(
     backend: str = "gymnasium",
     allow_imports: bool = False,
 ) -> Subject:
-    """What a path holds: a published policy, a run or an exported file.
+    """The subject at a path: a published policy, a run or an exported file.
 
     Raises:
-      PolicyFileError, RunError: there is none, or it cannot be read.
+      PolicyFileError, RunError: there is none, or it is unreadable.
       ValueError: its environment needs `allow_imports`.
     """
     if path.name == f"{folder.NAME}.npz" and path.with_name(folder.RECORD).exists():
@@ -101,12 +101,12 @@ def find(
     if path.is_file():
         return _of_file(path, env, backend, allow_imports)
     run = actor.read_run(path, allow_imports=allow_imports)
-    found = actor.actor_of(run, path, lane)
-    policy = actor.policy_of(found, run.config)
-    own = run.lanes[lane]
+    trained = actor.actor_of(run, path, lane)
+    policy = actor.policy_of(trained, run.config)
+    method, seed = run.lanes[lane].method, run.lanes[lane].seed
     title = (
-        f"{run.env}: {run.config.algo.upper()}, {own.method}, seed {own.seed}, lane {lane} at step "
-        f"{found.step:,}, {policy.links:,} live links"
+        f"{run.env}: {run.config.algo.upper()}, {method}, seed {seed}, lane {lane} at step "
+        f"{trained.step:,}, {policy.links:,} live links"
     )
     return Subject(title, run.env, run.backend, dict(run.env_options), policy, policy.act)
 
@@ -119,7 +119,7 @@ def of_published(published: Published, runtime: str = "npz") -> Subject:
 
 
 def _of_file(path: Path, env: str | None, backend: str, allow_imports: bool) -> Subject:
-    """A .npz file; its task is --env, or what the manifest of its export says."""
+    """A .npz file; its task is --env or comes from the manifest of its export."""
     policy, options = npz.load(path), {}
     if env is None and (path.parent / manifests.NAME).exists():
         about = manifests.read(path.parent)
@@ -129,7 +129,7 @@ def _of_file(path: Path, env: str | None, backend: str, allow_imports: bool) -> 
             raise PolicyFileError(f"{path.parent / manifests.NAME} names no task: give --env")
         envs.check_import(env, options, allow=allow_imports, source=manifests.NAME)
     if env is None:
-        raise PolicyFileError(f"{path} does not say which task it is for: give --env")
+        raise PolicyFileError(f"{path} does not name its task: give --env")
     if backend not in envs.BACKENDS:
         raise PolicyFileError(f"{path}: there is no backend {backend!r:.40}: give --env")
     title = f"{env}: {path.name}, {policy.links:,} live links"
@@ -152,7 +152,7 @@ def agreement(played: dict[str, Any], recorded: dict[str, Any]) -> tuple[bool, s
 
 
 def describe(published: Published, runtime: str) -> str:
-    """A published policy in one line."""
+    """A one-line description of a published policy."""
     about, name = published.about, f"{folder.NAME}.{runtime}"
     size = (published.folder / name).stat().st_size
     sparsity = "/".join(f"{100 * about[f'{net}_sparsity']:.1f}" for net in ("actor", "critic"))
@@ -170,7 +170,7 @@ def play(
     say: Callable[[str], None] = print,
     progress: Callable[[int], None] = lambda finished: None,
 ) -> bool:
-    """Plays one episode per seed; whether the mean agrees with the record, if there is one."""
+    """Plays one episode per seed; returns whether the mean agrees with the record, if any."""
     say(subject.title)
     played = subject.play(seeds, progress).summary()
     say(
@@ -193,7 +193,7 @@ def play(
 def draw(subject: Subject, seed: int, out: Path) -> str:
     """Draws one episode; returns the line to print."""
     if subject.backend != "gymnasium":
-        raise RunError(f"only Gymnasium's tasks can be drawn, this is {subject.backend}'s")
+        raise RunError(f"only Gymnasium tasks can be drawn, this one uses {subject.backend}")
     shown = render.record(subject.env, subject.options, subject.act, seed)
     render.write(shown, out)
     return f"seed {seed}: return {shown.total:,.1f} in {shown.length:,} steps, written to {out}"
@@ -214,29 +214,30 @@ class _Progress:
 
 def define_flags(values: flags.FlagValues) -> None:
     """The flags of `rlx2 evaluate`."""
-    own: dict[str, Any] = {"flag_values": values}
+    into: dict[str, Any] = {"flag_values": values}
     text = "A run directory, a published policy's folder or an exported .npz file."
-    flags.DEFINE_string("policy", None, text, **own)
-    flags.DEFINE_string("logdir", None, "A run directory, as in other commands.", **own)
-    flags.DEFINE_integer("lane", 0, "Lane of a run.", **own)
-    flags.DEFINE_integer("episodes", 100, "Number of episodes; 0: only --render.", 0, **own)
-    text = "Seed of the first episode; the others follow. Default: the one on record, or 0."
-    flags.DEFINE_integer("seed", None, text, 0, MAX_SEED, **own)
-    text = "Which file of a published policy to play."
-    flags.DEFINE_enum("runtime", "npz", list(folder.RUNTIMES), text, **own)
-    flags.DEFINE_string("env", None, "Task of an .npz file; default: its manifest's.", **own)
+    flags.DEFINE_string("policy", None, text, **into)
+    flags.DEFINE_string("logdir", None, "A run directory, as in other commands.", **into)
+    flags.DEFINE_integer("lane", 0, "Lane of a run.", **into)
+    flags.DEFINE_integer("episodes", 100, "Number of episodes; 0: only --render.", 0, **into)
+    text = "Seed of the first episode; the others follow. Default: the recorded one, or 0."
+    flags.DEFINE_integer("seed", None, text, 0, MAX_SEED, **into)
+    text = "The file of a published policy to play."
+    flags.DEFINE_enum("runtime", "npz", list(folder.RUNTIMES), text, **into)
+    flags.DEFINE_string("env", None, "Task of an .npz file; default: its manifest's.", **into)
     text = "The package that simulates --env."
-    flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **own)
-    define_time_limit(values, "Time limit of episodes; default: the environment's own.")
-    flags.DEFINE_string("render", None, "A picture: .gif, .mp4, or .png for a strip.", **own)
-    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
+    flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **into)
+    define_time_limit(values, "Time limit of episodes; default: the environment's.")
+    text = "Draw the first episode to this file: .gif, .mp4, or .png for a strip."
+    flags.DEFINE_string("render", None, text, **into)
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **into)
 
 
 _KNOWN = (PolicyFileError, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     agrees = True
     try:
         path = values.policy or values.logdir

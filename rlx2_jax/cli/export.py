@@ -3,8 +3,8 @@
 rlx2 export runs/hopper --lane=0
 rlx2 export runs/hopper --lane=3 --format=c,npz --int8 --out=robot
 
-Every file is checked against the JAX actor on thousands of observations; `--int8` adds a C file
-with 8-bit weights and measures what it costs in return, in paired episodes.
+Every file is checked against the JAX actor on thousands of observations. `--int8` adds a C file
+with 8-bit weights and measures its effect on the return in paired episodes.
 """
 
 import sys
@@ -31,16 +31,16 @@ POSITIONAL = "logdir"
 
 
 class ExportError(Exception):
-    """Flags that cannot be followed."""
+    """Invalid flags."""
 
 
 def check_formats(formats: list[str], int8: bool) -> list[str]:
-    """The formats asked for, once each, and whether they can be made."""
+    """The requested formats without duplicates; raises if one is unknown or unavailable."""
     unknown = [f for f in formats if f not in EXPORTERS]
     if unknown or not formats:
         raise ExportError(f"--format={','.join(formats)}: use one or more of {','.join(EXPORTERS)}")
     if int8 and "c" not in formats:
-        raise ExportError("--int8 is a form of the C file: add c to --format")
+        raise ExportError("--int8 applies to the C file: add c to --format")
     if "onnx" in formats:
         onnx.check_installed()
     return list(dict.fromkeys(formats))
@@ -49,7 +49,7 @@ def check_formats(formats: list[str], int8: bool) -> list[str]:
 def cost_of_int8(
     run: Run, policy: export.SparsePolicy, act: Act, seed: int, episodes: int
 ) -> compare.Difference:
-    """The return of the 8-bit policy against the float one, in episodes that begin alike."""
+    """The return of the 8-bit policy against the float one, in paired episodes."""
     if run.backend in envs.DEVICE_BACKENDS:
         both = (policy, dequantized(policy))
         pair = [compare.device_episodes(run, p, seed, episodes).returns for p in both]
@@ -70,22 +70,22 @@ def export_lane(
     allow_imports: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Exports one lane's newest actor; returns what `manifest.json` holds."""
+    """Exports one lane's newest actor; returns the contents of `manifest.json`."""
     formats = check_formats(list(EXPORTERS if formats is None else formats), int8)
     c.check_name(name)
     run = actor.read_run(logdir, allow_imports=allow_imports)
-    found = actor.actor_of(run, logdir, lane)
-    algo, own = run.config.algo, run.lanes[lane]
+    trained = actor.actor_of(run, logdir, lane)
+    algo, settings = run.config.algo, run.lanes[lane]
     low, high = actor.action_bounds(run)
-    whole = actor.policy_of(found, run.config, low=low, high=high)
+    whole = actor.policy_of(trained, run.config, low=low, high=high)
     made = Bundle(whole.pruned(), name, out or logdir / "export" / f"lane-{lane}")
-    dense = sum(4 * np.size(x) for x in jax.tree.leaves(found.params))
+    dense = sum(4 * np.size(x) for x in jax.tree.leaves(trained.params))
     say(
-        f"lane {lane} ({own.method}, seed {own.seed}) at step {found.step:,}: {whole.links:,} live "
-        f"links; {made.policy.links:,} without idle units, "
+        f"lane {lane} ({settings.method}, seed {settings.seed}) at step {trained.step:,}: "
+        f"{whole.links:,} live links; {made.policy.links:,} without idle units, "
         f"{'-'.join(map(str, made.policy.sizes))} units"
     )
-    expected = actor.actions(found, run.config, made.obs)
+    expected = actor.actions(trained, run.config, made.obs)
     for format_ in formats:
         made.write(format_, expected)
     if "npz" in formats:
@@ -97,10 +97,10 @@ def export_lane(
         "env_backend": run.backend,
         "env_options": run.env_options,
         "algo": algo,
-        "method": own.method,
-        "seed": own.seed,
+        "method": settings.method,
+        "seed": settings.seed,
         "lane": lane,
-        "step": found.step,
+        "step": trained.step,
         "sizes": made.policy.sizes,
         "live_links": whole.links,
         "exported_links": made.policy.links,
@@ -109,11 +109,11 @@ def export_lane(
     say(f"\n{made.table(dense)}\n\nerrors over {len(made.obs):,} observations")
     if act is not None:
         say(
-            "8-bit: against its own arithmetic; quantisation itself changes actions by up to "
+            "8-bit: compared to dequantized weights; quantisation itself changes actions by up to "
             f"{made.files[f'{name}_int8.c']['quantisation_error']:.2g}"
         )
         if episodes:
-            cost = cost_of_int8(run, made.policy, act, own.seed, episodes)
+            cost = cost_of_int8(run, made.policy, act, settings.seed, episodes)
             about["int8"] = {**cost._asdict(), "relative": cost.relative, "small": cost.small}
             verdict = "no worse than 3% or chance" if cost.small else "NOT the same"
             say(
@@ -128,15 +128,15 @@ def export_lane(
 
 def define_flags(values: flags.FlagValues) -> None:
     """The flags of `rlx2 export`."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("logdir", None, "Run directory to read.", **own)
-    flags.DEFINE_integer("lane", 0, "Lane of the run.", **own)
-    flags.DEFINE_list("format", list(EXPORTERS), f"One or more of {', '.join(EXPORTERS)}.", **own)
-    flags.DEFINE_string("out", None, "Directory; default: <logdir>/export/lane-<lane>.", **own)
-    flags.DEFINE_string("name", "policy", "Name of the files and of the C function.", **own)
-    flags.DEFINE_bool("int8", False, "Also write a C file with 8-bit weights.", **own)
-    flags.DEFINE_integer("episodes", 100, "Paired episodes with --int8; 0: none.", 0, **own)
-    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
+    into: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("logdir", None, "Run directory to read.", **into)
+    flags.DEFINE_integer("lane", 0, "Lane of the run.", **into)
+    flags.DEFINE_list("format", list(EXPORTERS), f"One or more of {', '.join(EXPORTERS)}.", **into)
+    flags.DEFINE_string("out", None, "Directory; default: <logdir>/export/lane-<lane>.", **into)
+    flags.DEFINE_string("name", "policy", "Name of the files and of the C function.", **into)
+    flags.DEFINE_bool("int8", False, "Also write a C file with 8-bit weights.", **into)
+    flags.DEFINE_integer("episodes", 100, "Paired episodes with --int8; 0: none.", 0, **into)
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **into)
 
 
 _KNOWN = (
@@ -146,7 +146,7 @@ _KNOWN = (
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     try:
         if not values.logdir:
             raise ExportError("--logdir is needed: rlx2 export RUN")

@@ -1,7 +1,7 @@
 """`rlx2 COMMAND`: finds the command, parses its flags and runs it.
 
-Importing this module is cheap: JAX and the rest of the package are imported by the command that is
-run, so `rlx2 --help` and mistyped commands answer at once.
+Importing this module is cheap: only the selected command imports JAX and the rest of the package,
+so `rlx2 --help` and mistyped commands respond immediately.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "play a trained lane or a published policy and report its returns",
     "render": "draw one episode as a video or a strip of frames",
     "export": "write a trained actor as C, NumPy, ONNX and StableHLO files",
-    "report": "summarise run directories as Markdown and one HTML page",
+    "report": "summarise run directories as Markdown and an HTML page",
     "status": "show which runs of a sweep are waiting, running, finished or failed",
 }
 _HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
@@ -39,12 +39,12 @@ def script() -> int:
 
 
 def alias(name: str) -> int:
-    """One command as a script of its own; returns the exit code."""
+    """Runs one command as a separate script; returns the exit code."""
     return crash.process(lambda: run(name, sys.argv[1:]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `rlx2` with arguments, by default the process's; returns the exit code."""
+    """Runs `rlx2` with arguments (default: sys.argv); returns the exit code."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in (*_HELP, "help"):
         return crash.guarded(_show_commands)
@@ -64,7 +64,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    with contextlib.suppress(OSError, ValueError):  # a standard error that is no file
+    with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
         faulthandler.enable()
     module = _import(f"rlx2_jax.cli.{name}")
     logging.set_verbosity(logging.WARNING)  # Orbax logs every file
@@ -89,7 +89,7 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _import(name: str) -> Any:
-    """Imports a command. Ctrl-C exits at once: C extensions turn it into errors of their own."""
+    """Imports a command. Ctrl-C exits immediately, since C extensions turn it into other errors."""
     if threading.current_thread() is not threading.main_thread():
         return importlib.import_module(name)
     before = signal.signal(signal.SIGINT, _exit)
@@ -105,8 +105,8 @@ def _exit(*_: Any) -> None:
 
 
 def parse(module: Any, name: str, argv: list[str], values: flags.FlagValues) -> None:
-    """Parses flags into `values`. Words without dashes go to the flag that the module names as
-    `POSITIONAL`, so that `rlx2 resume RUN` means `rlx2 resume --logdir=RUN`."""
+    """Parses flags into `values`. Positional arguments go to the module's `POSITIONAL` flag, so
+    `rlx2 resume RUN` means `rlx2 resume --logdir=RUN`."""
     words = values([f"rlx2 {name}", *argv])[1:]
     flag = getattr(module, "POSITIONAL", None)
     if not words:
@@ -121,21 +121,21 @@ def parse(module: Any, name: str, argv: list[str], values: flags.FlagValues) -> 
 
 
 def _flag_help(values: flags.FlagValues) -> str:
-    """What absl shows of all flags, without the names of the modules that define them."""
+    """absl's flag help without module names."""
     lines = values.get_help().partition("\nabsl.flags:")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(" ") or not line)
 
 
 def _define_use(values: flags.FlagValues) -> None:
     text = (
-        "Modules to import first, which register growth rules, architectures, algorithms, metrics "
-        "or exporters (docs/extending.md)."
+        "Modules to import first, to register growth rules, architectures, algorithms, metrics or "
+        "exporters (docs/extending.md)."
     )
     flags.DEFINE_list("use", [], text, flag_values=values)
 
 
 def _import_extensions(argv: list[str]) -> None:
-    """Imports the modules of `--use`, before flags whose values they extend are defined."""
+    """Imports the modules of `--use` before defining flags, whose values they may extend."""
     values = flags.FlagValues()
     _define_use(values)
     values(["rlx2", *argv], known_only=True)
@@ -148,14 +148,14 @@ def _import_extensions(argv: list[str]) -> None:
         except Exception as error:
             kind = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
-                f"--use={name}: {kind} (name a module of the working directory or an installed one)"
+                f"--use={name}: {kind} (use a module in the working directory or an installed one)"
             ) from error
 
 
 def _import_from_here(values: flags.FlagValues) -> None:
-    """Lets `--env=module:Task-v0` name a module of the working directory, as `python -m` does."""
-    own = ":" in str(values["env"].value) if "env" in values else False
-    if own or ("allow_imports" in values and values["allow_imports"].value):
+    """Lets `--env=module:Task-v0` import from the working directory, like `python -m`."""
+    imports = ":" in str(values["env"].value) if "env" in values else False
+    if imports or ("allow_imports" in values and values["allow_imports"].value):
         sys.path.append(os.getcwd())
 
 

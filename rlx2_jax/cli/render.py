@@ -3,8 +3,8 @@
 rlx2 render runs/hopper --lane=0 --out=episode.gif
 rlx2 render runs/hopper --lane=0 --out=episode.png
 
-A video has the first 300 frames at the task's own speed; a strip spans the episode. Needs OpenGL;
-without a display EGL is tried first (MUJOCO_GL=osmesa is the alternative).
+A video shows the first 300 frames at the task's speed; a strip spans the episode. Needs OpenGL;
+without a display, uses EGL unless MUJOCO_GL is set (the alternative is MUJOCO_GL=osmesa).
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from rlx2_jax.training.run import RunError
 
 POSITIONAL = "logdir"
 STRIP = 8  # pictures in a strip
-WIDEST = 320  # pixels of a frame: what is wider is reduced
-FPS = 30  # at most
-MOST_FRAMES = 300  # of a video
-COLOURS = 64  # of a GIF
+WIDEST = 320  # maximum width of a frame in pixels
+FPS = 30  # maximum
+MOST_FRAMES = 300  # in a video
+COLOURS = 64  # in a GIF
 VIDEOS = (".gif", ".mp4")
 
 
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
     """One episode."""
 
     frames: np.ndarray  # u8[frames, height, width, 3]
-    fps: float  # at the task's own speed
+    fps: float  # at the task's speed
     total: float  # return
     length: int  # steps
 
@@ -49,11 +49,11 @@ class Shown(NamedTuple):
 def episode(logdir: Path, lane: int, *, allow_imports: bool = False) -> Shown:
     """A lane's first evaluation episode."""
     run = actor.read_run(logdir, allow_imports=allow_imports)
-    found = actor.actor_of(run, logdir, lane)
+    trained = actor.actor_of(run, logdir, lane)
     if run.backend != "gymnasium":
-        raise RunError(f"only Gymnasium's tasks can be drawn, this run has {run.backend}")
+        raise RunError(f"only Gymnasium tasks can be drawn, this run uses {run.backend}")
     seed = seeds(run.lanes[lane].seed, Stream.EVALUATION, 1)[0]
-    act = lambda obs: actor.actions(found, run.config, obs)  # noqa: E731
+    act = lambda obs: actor.actions(trained, run.config, obs)  # noqa: E731
     return record(run.env, run.env_options, act, seed)
 
 
@@ -63,7 +63,7 @@ def record(
     act: Callable[[np.ndarray], np.ndarray],
     seed: int,
 ) -> Shown:
-    """The noise-free episode of `act` ([1, obs] -> [1, act] in [-1, 1]) that begins with `seed`."""
+    """Records the noise-free episode of `act` ([1, obs] -> [1, act] in [-1, 1]) with `seed`."""
     env = _make(env_id, options)
     with failures_of(env_id, RunError, ValueError), contextlib.closing(env):
         boxes = Boxes(env_id, env.observation_space, env.action_space)
@@ -80,7 +80,7 @@ def record(
             if length % every == 0 or ended:
                 frames.append(_draw(env))
             if length >= LONGEST:
-                raise RunError(f"{env_id} did not end an episode in {LONGEST:,} steps: not drawn")
+                raise RunError(f"{env_id} did not end its episode in {LONGEST:,} steps: not drawn")
     return Shown(np.array(frames), fps / every, total, length)
 
 
@@ -88,12 +88,12 @@ def _make(env_id: str, options: Mapping[str, Any]) -> Any:
     try:
         spec = find(env_id)
     except (ValueError, ImportError) as error:
-        raise RunError(f"{env_id} cannot be made: {error}") from error
+        raise RunError(f"{env_id} cannot be created: {error}") from error
     try:
         with quiet_mujoco():
             return gymnasium.make(spec, **{**options, "render_mode": "rgb_array"})
     except gymnasium.error.Error as error:
-        raise RunError(f"{env_id} cannot be made: {error}") from error
+        raise RunError(f"{env_id} cannot be created: {error}") from error
     except Exception as error:  # MuJoCo loads OpenGL when it is imported
         raise _cannot_draw(error) from error
 
@@ -118,20 +118,20 @@ def _cannot_draw(error: Exception) -> RunError:
 
 
 def use_headless_gl() -> None:
-    """Chooses EGL where there is no screen and nothing else was chosen."""
+    """Selects EGL if there is no display and MUJOCO_GL is not set."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def check_name(out: Path, flag: str = "--out") -> None:
-    """Refuses a file name whose ending names no kind of picture."""
+    """Raises unless the file name has a supported suffix."""
     if out.suffix not in (*VIDEOS, ".png"):
         raise RunError(f"{flag}={out}: use a name that ends in {', '.join(VIDEOS)} or .png")
 
 
 def write(shown: Shown, out: Path) -> None:
-    """A video, or a strip of pictures spread over the episode."""
-    import imageio.v3 as images  # Gymnasium brings it and Pillow along for its MuJoCo tasks
+    """Writes a video, or a strip of pictures spread over the episode."""
+    import imageio.v3 as images  # installed with Gymnasium's MuJoCo tasks, like Pillow
 
     check_name(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def write(shown: Shown, out: Path) -> None:
 
 
 def _write_gif(frames: np.ndarray, fps: float, out: Path) -> None:
-    """One palette for all frames: a seventh of the size of a palette for each, on Hopper."""
+    """Writes a GIF with one palette for all frames: a seventh of the size, on Hopper."""
     from PIL import Image
 
     sample = frames[:: max(1, len(frames) // STRIP)]
@@ -161,15 +161,15 @@ def _write_gif(frames: np.ndarray, fps: float, out: Path) -> None:
 
 def define_flags(values: flags.FlagValues) -> None:
     """The flags of `rlx2 render`."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("logdir", None, "Run directory to read.", **own)
-    flags.DEFINE_integer("lane", 0, "Lane of the run.", **own)
-    flags.DEFINE_string("out", "episode.gif", "File: .gif, .mp4, or .png for a strip.", **own)
-    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
+    into: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("logdir", None, "Run directory to read.", **into)
+    flags.DEFINE_integer("lane", 0, "Lane of the run.", **into)
+    flags.DEFINE_string("out", "episode.gif", "File: .gif, .mp4, or .png for a strip.", **into)
+    flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **into)
 
 
 def command(given: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     use_headless_gl()
     try:
         if not given.logdir:

@@ -1,4 +1,4 @@
-"""Summarises run directories, finished or not, as Markdown and one HTML page that works offline.
+"""Summarises run directories, finished or not, as Markdown and a self-contained HTML page.
 
 rlx2 report runs/hopper
 rlx2 report runs/hopper runs/walker --out=report
@@ -26,7 +26,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     try:
         directories = [Path(name) for name in values.logdir]
         if not directories:

@@ -1,9 +1,9 @@
-"""Continues a run that was stopped or killed, exactly where it was.
+"""Continues a run that was stopped or killed, exactly from its last checkpoint.
 
 rlx2 resume runs/hopper
 
-All settings come from the run directory; only an environment without a time limit can be given
-one. Exit codes are those of `rlx2 train`.
+All settings come from the run directory, except that a time limit can be added to an environment
+without one. Exit codes are those of `rlx2 train`.
 """
 
 from absl import flags
@@ -16,7 +16,7 @@ POSITIONAL = "logdir"
 def define_flags(values: flags.FlagValues) -> None:
     """The flags of `rlx2 resume`."""
     flags.DEFINE_string("logdir", None, "Directory of the run.", flag_values=values)
-    text = "Print the run's settings and what they need, and stop."
+    text = "Print the run's settings and the resources they need, and stop."
     flags.DEFINE_bool("dry_run", False, text, flag_values=values)
     train.define_time_limit(values, "A time limit, if the environment has none.")
     tracker_flags.define(values)
@@ -25,5 +25,5 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     return train.resume(values)

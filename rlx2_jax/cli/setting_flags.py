@@ -1,6 +1,6 @@
-"""Flags of every setting in the option table.
+"""Flags for every setting in the option table.
 
-Settings of lanes take comma-separated lists, of which every combination is a lane. Settings of a
+Lane settings take comma-separated lists, and lanes are the product of all lists. Settings of a
 program or a run take one value.
 """
 
@@ -16,10 +16,10 @@ from rlx2_jax.training.lane_product import CHOICE_NAMES
 flags.disclaim_key_flags()  # the flags belong to the command that defines them
 
 LANE_FLAGS = tuple(option for option in LANE.values() if option.flag)
-# Without a fixed default: the preset, the algorithm or other settings decide.
+# Without a fixed default: determined by the preset, the algorithm or other settings.
 _OPEN = (*CHOICE_NAMES, "capacity")
-# In sweeps: what suites decide, the budget (--fraction, --evaluations, --seeds), B_max, and other
-# networks than the paper's.
+# Not available in sweeps: settings of suites and of the budget (--fraction, --evaluations,
+# --seeds), B_max, and network sizes other than the paper's.
 _NOT_IN_SWEEPS = ("method", "algo", "steps", "eval_interval", "seeds", "capacity")
 _NOT_IN_SWEEPS += ("architecture", "width", "blocks")
 
@@ -46,7 +46,7 @@ class _Parser(flags.ArgumentParser):
                 raise ValueError(f"{text.strip()!r}: {error}") from error
         if self.distinct and len(set(values)) < len(values):
             twice = next(x for x in values if values.count(x) > 1)
-            raise ValueError(f"{twice} is given twice and would make equal lanes: give it once")
+            raise ValueError(f"{twice} is given twice, which gives equal lanes: give it once")
         return values
 
     def flag_type(self) -> str:
@@ -60,20 +60,20 @@ class _Serializer(flags.ArgumentSerializer):
 
 
 def define_lane_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """A list flag for every setting of a lane."""
+    """Defines a list flag for every setting of a lane."""
     for option in LANE_FLAGS:
         default = [option.default] if option.name == "method" else None
         _define(option, default, values, several=True, distinct=True)
 
 
 def define_choice_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """A flag for every choice that presets make."""
+    """Defines a flag for every choice in presets."""
     for option in CHOICES.values():
         _define(option, None, values)
 
 
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """A flag for every other setting of a program or a run."""
+    """Defines a flag for every other setting of a program or a run."""
     for option in (*CONFIG.values(), *RUN.values()):
         if option.flag and option.name not in CHOICES and option.name != "algo":
             default = None if option.name in _OPEN else option.default
@@ -81,18 +81,18 @@ def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def define_sweep_flags(scaled: Container[str], values: flags.FlagValues) -> list[str]:
-    """A flag of one value for every setting that a sweep can give all its units.
+    """Defines a single-valued flag for every setting that a sweep can override in all units.
 
     Args:
-      scaled: settings that count steps, which are in the paper's units there.
+      scaled: settings that count steps, given in the paper's steps.
 
     Returns:
-      The names of the flags; None is the value of those that are not given.
+      The names of the flags; their default is None.
     """
     options = {o.name: o for o in (*CONFIG.values(), *RUN.values(), *LANE.values()) if o.flag}
     names = [name for name in options if name not in _NOT_IN_SWEEPS]
     for name in names:
-        note = " In the paper's steps: scales with the budget." if name in scaled else ""
+        note = " In the paper's steps; scales with the budget." if name in scaled else ""
         _define(options[name], None, values, note=note, several=name == "hidden")
     return names
 
@@ -105,7 +105,7 @@ def _define(
     if default is None and option.name in CHOICES:
         about += " Overrides the preset (docs/presets.md)."
     if parser.get("distinct"):
-        about += " A comma-separated list makes lanes."
+        about += " A comma-separated list gives several lanes."
     about += note
     flags.DEFINE(
         _Parser(option, several=several, distinct=parser.get("distinct", False)),

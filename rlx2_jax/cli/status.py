@@ -1,12 +1,11 @@
-"""Shows how far runs and sweeps are, as a table.
+"""Shows the progress of runs and sweeps as a table.
 
 rlx2 status runs/hopper
 rlx2 status runs/short
 
-A directory may be a run, a suite, or the --logdir of sweeps. The columns are: state (waiting,
-running, finished, failed, interrupted), step of the total, speed, time left, the newest score and
-the error of a unit that failed. A running process that has not written anything for a minute counts
-as interrupted.
+A directory may be a run, a suite, or the --logdir of sweeps. The columns are the state (waiting,
+running, finished, failed, interrupted), step and total, speed, time left, newest score and error. A
+run without a heartbeat for a minute counts as interrupted.
 """
 
 import sys
@@ -28,16 +27,16 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     try:
         if not values.logdir:
             raise status.NothingThere("--logdir is needed: rlx2 status DIR")
-        found = [unit for name in values.logdir for unit in status.find(Path(name))]
+        units = [unit for name in values.logdir for unit in status.find(Path(name))]
     except (status.NothingThere, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    shown = [unit for unit in found if not values.state or unit.state in values.state]
+    shown = [unit for unit in units if not values.state or unit.state in values.state]
     if shown:
         print(tables.text(status.table(shown)))
-    print(status.summary(found))
+    print(status.summary(units))
     return 0

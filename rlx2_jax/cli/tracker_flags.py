@@ -1,4 +1,4 @@
-"""The flags --tracker and --tracker_project, of all commands that train."""
+"""The flags --tracker and --tracker_project of all training commands."""
 
 from typing import Any
 
@@ -15,22 +15,22 @@ def define(values: flags.FlagValues) -> None:
     """Defines both flags."""
     text = (
         f"Report every lane to one or more of {', '.join(trackers.TRACKERS)} (docs/trackers.md). A "
-        f"resumed run keeps its own; --tracker= ends that."
+        f"resumed run keeps its trackers; --tracker= removes them."
     )
     flags.DEFINE_list("tracker", None, text, flag_values=values)
-    text = f"The project there; default: {PROJECT}."
+    text = f"The tracker's project; default: {PROJECT}."
     flags.DEFINE_string("tracker_project", None, text, flag_values=values)
 
 
 def track_of(names: list[str] | None, project: str | None, **more: Any) -> Track | None:
-    """The trackers that were asked for; None where none were named.
+    """The requested trackers, or None if --tracker was not given.
 
     Raises:
       ValueError, ImportError: a tracker is unknown, or its package is missing.
     """
     if names is None:
         if project is not None:
-            raise ValueError(f"--tracker_project={project} goes with --tracker: name one")
+            raise ValueError(f"--tracker_project={project} needs --tracker: give one")
         return None
     trackers.check(names)
     return Track(tuple(dict.fromkeys(names)), project or PROJECT, **more)

@@ -1,13 +1,12 @@
-"""Trains sparse (or dense) TD3 and SAC agents, several lanes in one program.
+"""Trains sparse or dense TD3 and SAC agents, with many lanes in one program.
 
 rlx2 train --demo
 rlx2 train --env=Hopper-v5 --algo=td3 --method=rlx2 --seeds=8 --paper_sparsity
 rlx2 train --env=Hopper-v5 --method=dense,ss,set,rigl,rlx2 --seeds=4 --dry_run
 
-Every combination of comma-separated values, with every seed, is a lane. Ctrl-C saves and stops;
-`rlx2 resume RUN` continues. The exit code is 0 after a finished run, 2 for settings that are
-refused, 3 if an environment failed, 4 if another host was lost, and 128 + the signal's number
-after a stop.
+Lanes are the product of all comma-separated values and seeds. Ctrl-C saves and stops; `rlx2 resume
+RUN` continues. The exit code is 0 after a finished run, 2 for invalid settings, 3 if an environment
+failed, 4 if another host was lost, and 128 + the signal number after a stop.
 """
 
 import dataclasses
@@ -70,27 +69,27 @@ _WITH_RESUME = (
 
 def define_flags(values: flags.FlagValues) -> None:
     """The flags of `rlx2 train`."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("env", "InvertedPendulum-v5", "Environment id, e.g. Hopper-v5.", **own)
+    into: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("env", "InvertedPendulum-v5", "Environment id, e.g. Hopper-v5.", **into)
     text = "The package that simulates the environment."
-    flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **own)
-    flags.DEFINE_enum("algo", "td3", configs.ALGORITHMS, "The algorithm.", **own)
-    flags.DEFINE_bool("paper_sparsity", False, "Use the paper's sparsities for --env.", **own)
-    text = "paper: the text, literally; reference: the authors' code."
-    flags.DEFINE_enum("preset", "default", tuple(configs.PRESETS), text, **own)
-    flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.", **own)
-    flags.DEFINE_bool("resume", False, "Continue the run in --logdir (as rlx2 resume).", **own)
-    text = "A file of final/ of a finished run, to learn from: with td3 its Q, with bc its actions."
-    flags.DEFINE_string("expert", None, text, **own)
+    flags.DEFINE_enum("env_backend", "gymnasium", envs.BACKENDS, text, **into)
+    flags.DEFINE_enum("algo", "td3", configs.ALGORITHMS, "The algorithm.", **into)
+    flags.DEFINE_bool("paper_sparsity", False, "Use the paper's sparsities for --env.", **into)
+    text = "paper: the paper's text, literally; reference: the authors' code."
+    flags.DEFINE_enum("preset", "default", tuple(configs.PRESETS), text, **into)
+    flags.DEFINE_string("logdir", None, "Run directory; default: runs/<env>-<algo>-<time>.", **into)
+    flags.DEFINE_bool("resume", False, "Continue the run in --logdir (as rlx2 resume).", **into)
+    text = "A file in final/ of a finished run to learn from: its Q with td3, its actions with bc."
+    flags.DEFINE_string("expert", None, text, **into)
     define_time_limit(values, "Time limit of the environment; default: its own.")
-    text = "Print the resolved settings and what they need (memory, disk, time), and stop."
-    flags.DEFINE_bool("dry_run", False, text, **own)
-    text = "Dense arrays with masks, or live links only; auto: whichever is faster."
-    flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **own)
+    text = "Print the resolved settings and the resources they need, and stop."
+    flags.DEFINE_bool("dry_run", False, text, **into)
+    text = "Networks as dense masked arrays, or compact with only live links; auto: the faster one."
+    flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **into)
     text = "Step one half of the lanes' environments while the other half trains."
-    flags.DEFINE_bool("pipeline", True, text, **own)
+    flags.DEFINE_bool("pipeline", True, text, **into)
     text = "RLx2, static sparse and dense TD3 on InvertedPendulum, in about two minutes."
-    flags.DEFINE_bool("demo", False, text, **own)
+    flags.DEFINE_bool("demo", False, text, **into)
     tracker_flags.define(values)
     define_resume_flags(values, "With --resume: ")
     define_machine_flags(values)
@@ -100,9 +99,9 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def define_resume_flags(values: flags.FlagValues, prefix: str = "") -> None:
-    """The flags that only a resumed run has."""
+    """The flags for resumed runs only."""
     for name, text in (
-        ("restart", "Discard the run's checkpoints and logs and start it again."),
+        ("restart", "Discard the run's checkpoints and logs and start over."),
         ("allow_imports", FLAG_HELP),
     ):
         text = f"{prefix}{text[0].lower()}{text[1:]}" if prefix else text
@@ -110,21 +109,21 @@ def define_resume_flags(values: flags.FlagValues, prefix: str = "") -> None:
 
 
 def define_machine_flags(values: flags.FlagValues) -> None:
-    """What a run is executed on; a run can be resumed on anything else."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_integer("devices", 0, "Devices to use; 0: all of this process.", 0, **own)
+    """The flags for devices and hosts; a run can be resumed on different ones."""
+    into: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_integer("devices", 0, "Devices to use; 0: all of this process.", 0, **into)
     text = (
-        "Train with other processes, each its own lanes: found by SLURM, Open MPI, Kubernetes or a "
-        "TPU pod, or by the three flags below. All of them need the same run directory."
+        "Divide the lanes among processes, detected by SLURM, Open MPI, Kubernetes or a TPU pod, "
+        "or given by the three flags below. All processes need the same run directory."
     )
-    flags.DEFINE_bool("distributed", False, text, **own)
+    flags.DEFINE_bool("distributed", False, text, **into)
     flags.DEFINE_string(
-        "coordinator", None, "host:port of process 0; implies --distributed.", **own
+        "coordinator", None, "host:port of process 0; implies --distributed.", **into
     )
-    flags.DEFINE_integer("num_processes", None, "Number of processes.", 1, **own)
-    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0, **own)
-    text = "Seconds without a sign of life after which a process is lost and the others stop."
-    flags.DEFINE_float("host_timeout", PATIENCE, text, 1.0, **own)
+    flags.DEFINE_integer("num_processes", None, "Number of processes.", 1, **into)
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", 0, **into)
+    text = "Seconds without a heartbeat after which a process counts as lost and the others stop."
+    flags.DEFINE_float("host_timeout", PATIENCE, text, 1.0, **into)
 
 
 def define_time_limit(values: flags.FlagValues, text: str) -> None:
@@ -133,7 +132,7 @@ def define_time_limit(values: flags.FlagValues, text: str) -> None:
 
 
 def flag_values(given: flags.FlagValues) -> dict[str, Any]:
-    """All flags by name; those of the demonstration that were not given have its values."""
+    """All flag values by name; with --demo, flags that were not given get the demo's values."""
     values = {name: given[name].value for name in given}
     if values["demo"]:
         values |= {k: v for k, v in DEMO.items() if not given[k].present}
@@ -152,7 +151,7 @@ def swept_lanes(values: dict[str, Any]) -> list[configs.Lane]:
 
 
 def make_run(values: dict[str, Any]) -> Run:
-    """The run that flag values describe."""
+    """The run from flag values."""
     common = {
         f.name: values[f.name] for f in dataclasses.fields(launch.Settings) if f.name in values
     }
@@ -165,13 +164,13 @@ def make_run(values: dict[str, Any]) -> Run:
 
 
 def set_up(values: dict[str, Any], logdir: Path | None) -> Run:
-    """The run that flag values describe, after all checks of a start; prints warnings."""
+    """The run from flag values, after all preflight checks; prints warnings."""
     try:
         run = make_run(values)
         warnings = preflight.check(run, logdir)
     except (RunError, ValueError, ImportError):
         raise
-    except Exception as error:  # nothing has started: one line says more than a traceback
+    except Exception as error:  # nothing has started: one line is clearer than a traceback
         raise SettingError(f"these settings fail: {type(error).__name__}: {error}") from error
     if not values["dry_run"]:  # `launch.describe` shows them
         for text in warnings:
@@ -180,44 +179,43 @@ def set_up(values: dict[str, Any], logdir: Path | None) -> Run:
 
 
 def default_logdir(values: dict[str, Any]) -> Path:
-    """The directory that --logdir names, or one named after the run and the time."""
+    """The directory given by --logdir, or one named after the run and the time."""
     if values["logdir"] is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         return Path(f"runs/{values['env'].replace('/', '_')}-{values['algo']}-{stamp}")
     if not values["logdir"].strip():
-        raise SettingError("--logdir= is empty: name a directory, or leave it out")
+        raise SettingError("--logdir= is empty: give a directory, or omit the flag")
     return Path(values["logdir"])
 
 
 def command(given: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     if given.resume:
         return resume(given)
 
     def start() -> tuple[Run, Path, Hosts, Track | None]:
         if given.restart:
-            raise SettingError("--restart goes with --resume: it starts an existing run again")
+            raise SettingError("--restart needs --resume: it starts an existing run over")
         track = tracker_flags.track_of(given.tracker, given.tracker_project)
         values = flag_values(given)
         hosts, name = _meet(given, str(default_logdir(values)))
         logdir = Path(name)
-        # The first process takes the directory into use, perhaps before others look at it.
+        # Only process 0 checks the directory: it may claim it before the others look.
         return set_up(values, logdir if hosts.index == 0 else None), logdir, hosts, track
 
     return _execute(start, given)
 
 
 def resume(given: flags.FlagValues) -> int:
-    """Continues the run in --logdir; the exit code."""
+    """Continues the run in --logdir; returns the exit code."""
 
     def load() -> tuple[Run, Path, Hosts, Track | None]:
         if not given.logdir:
-            raise SettingError("name the directory of the run: rlx2 resume RUN")
+            raise SettingError("give the directory of the run: rlx2 resume RUN")
         others = [name for name in given if given[name].present and name not in _WITH_RESUME]
         if others:
             raise SettingError(
-                f"--resume takes all settings from {given.logdir}: leave out "
-                f"--{', --'.join(others)}"
+                f"--resume takes all settings from {given.logdir}: omit --{', --'.join(others)}"
             )
         track = tracker_flags.track_of(given.tracker, given.tracker_project)
         hosts, name = _meet(given, given.logdir)
@@ -231,7 +229,7 @@ def resume(given: flags.FlagValues) -> int:
 
 
 def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
-    """This process among those of the run, and the run directory of the first."""
+    """This process's place among those of the run, and the run directory of process 0."""
     place = (given.coordinator, given.num_processes, given.process_id)
     if len({x is None for x in place}) > 1:
         raise SettingError(
@@ -248,7 +246,7 @@ def _execute(
     resume: bool = False,
     restart: bool = False,
 ) -> int:
-    """Trains the run that `prepare` returns, or describes it; the exit code."""
+    """Trains or (--dry_run) describes the run from `prepare`; returns the exit code."""
     try:
         run, logdir, hosts, track = prepare()
         if given.dry_run:
@@ -257,11 +255,11 @@ def _execute(
         where = f", process {hosts.index} of {hosts.count}" if hosts.count > 1 else ""
         print(f"{len(run.lanes)} lanes, writing to {logdir}{where}", file=sys.stderr)
         options = {"devices": given.devices, "patience": given.host_timeout, "track": track}
-        found = distributed.train(
+        results = distributed.train(
             run, logdir, hosts=hosts, resume=resume, restart=restart, **options
         )
-        if found is not None:
-            print(summary.table(found))
+        if results is not None:
+            print(summary.table(results))
             print(f"\ncurves: {logdir / 'curves.png'}   all numbers: {logdir / SUMMARY}")
         return 0
     except (RunError, ValueError, ImportError, OSError) as error:

@@ -1,7 +1,7 @@
 """Environments: Gymnasium and EnvPool on the host; Brax, MuJoCo MJX (Gymnasium's tasks), MuJoCo
-Playground and your own in JAX on the device.
+Playground and custom JAX environments on the device.
 
-A backend's package is imported when the backend is first used.
+Each backend's package is imported on first use.
 """
 
 import importlib
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 HOST_BACKENDS = ("gymnasium", "envpool")
-# The modules of device backends, whose `make(name, **options)` gives one task.
+# Modules of device backends, each with a function `make(name, **options)`.
 _DEVICE_MODULES = {"brax": "brax", "mjx": "mjx", "playground": "playground", "jax": "entry_point"}
 DEVICE_BACKENDS = tuple(_DEVICE_MODULES)
 BACKENDS = HOST_BACKENDS + DEVICE_BACKENDS
 
 
 def make_host(env_id: str, num_envs: int, backend: str = "gymnasium", **options: Any) -> HostEnvs:
-    """`num_envs` copies of a task on the host; `options` go to the backend's own `make`.
+    """`num_envs` copies of a task on the host; `options` are passed to the backend's `make`.
 
     Raises:
       ValueError, ImportError: there is no such task, or its package is not installed.
@@ -69,7 +69,7 @@ def make_host(env_id: str, num_envs: int, backend: str = "gymnasium", **options:
 
 
 def make_device(name: str, backend: str = "brax", **options: Any) -> "DeviceEnv":
-    """One task as pure functions to vmap; `options` go to the backend's own `make`."""
+    """One task as pure functions to vmap; `options` are passed to the backend's `make`."""
     if backend not in DEVICE_BACKENDS:
         raise _unknown_backend(backend, DEVICE_BACKENDS, "make_host")
     if probes := _import_probes(name):
@@ -79,14 +79,14 @@ def make_device(name: str, backend: str = "brax", **options: Any) -> "DeviceEnv"
 
 
 def time_limit(backend: str, steps: int) -> dict[str, int]:
-    """The option that limits episodes to `steps`, as the backend's `make` takes it."""
+    """The option of the backend's `make` that limits episodes to `steps`."""
     return {"episode_length" if backend == "brax" else "max_episode_steps": steps}
 
 
 def _import_probes(env_id: str) -> Any:
-    """Our own tasks register themselves on import."""
-    ours = env_id.startswith("rlx2_jax/")
-    return importlib.import_module("rlx2_jax.envs.probes") if ours else None
+    """Imports the probes, which registers them, if `env_id` is one."""
+    is_probe = env_id.startswith("rlx2_jax/")
+    return importlib.import_module("rlx2_jax.envs.probes") if is_probe else None
 
 
 def _unknown_backend(backend: str, allowed: tuple[str, ...], other: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""What every environment backend offers the training loops, and the checks they share.
+"""The interface of environment backends, and shared checks.
 
 E is the number of environments, `obs` and `act` the observation and action sizes.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from rlx2_jax.types import TimeStep
 
 MAX_SEED = 2**31 - 1
-# What a task may raise: some call sys.exit, and viewers raise KeyboardInterrupt. Whoever catches it
-# calls `check_interrupted` first.
+# Tasks may raise anything: some call sys.exit, and viewers raise KeyboardInterrupt. Handlers must
+# call `check_interrupted` first.
 RAISED = BaseException
 
 
@@ -29,9 +29,9 @@ class EnvSpec(NamedTuple):
     Attributes:
       obs_dim: size of observations.
       action_dim: size of actions.
-      max_episode_steps: time limit; None: episodes are never cut.
-      action_low: the task's own lower bounds of actions; None: -1 of each component.
-      action_high: the upper bounds; None: 1 of each component.
+      max_episode_steps: time limit; None for none.
+      action_low: the task's lower action bounds; None: all -1.
+      action_high: the task's upper action bounds; None: all 1.
     """
 
     obs_dim: int
@@ -42,37 +42,37 @@ class EnvSpec(NamedTuple):
 
 
 class HostEnvs(Protocol):
-    """E environments stepped together on the host; each depends on its own seed only."""
+    """E environments stepped together on the host; each depends only on its seed."""
 
     spec: EnvSpec
     num_envs: int
     exact_restore: bool  # False: `restore` starts new episodes instead of continuing
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Seeds and starts every environment, one seed each in [0, 2³¹).
+        """Seeds and starts every environment, with one seed each in [0, 2³¹).
 
-        Later episodes draw from the environment's own random stream. Returns f32[E, obs].
+        Later episodes continue each environment's random stream. Returns f32[E, obs].
         """
         ...
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> TimeStep[np.ndarray]:
         """Steps with actions [E, act] in [-1, 1], which are scaled to the task's bounds.
 
-        Returns fresh arrays `[E, ...]`, not to be modified. Environments where `active` (bool[E];
-        all, if not given) is False stay as they are: their rows have no reward and do not end.
-        Raises `EnvironmentFailure` after the others have been stepped.
+        Returns new read-only arrays `[E, ...]`. Environments where `active` (bool[E]; default: all)
+        is False are not stepped: their rows have no reward and do not end. If an environment fails,
+        raises `EnvironmentFailure` after stepping the others.
         """
         ...
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that `restore` needs as plain arrays, each of leading axis E."""
+        """The state for `restore` as plain arrays with leading axis E."""
         ...
 
     def restore(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Takes up a saved state, in this or in a new object; returns f32[E, obs] to act on.
+        """Restores a saved state, in this or in a new object; returns f32[E, obs] to act on.
 
-        Unless `exact_restore`, new episodes begin: treat each environment's last stored
-        transition as truncated, or n-step windows would run across the gap.
+        Unless `exact_restore`, starts new episodes: callers must treat the last stored transition
+        of each environment as truncated, or n-step windows would span two episodes.
         """
         ...
 
@@ -86,7 +86,7 @@ class EnvironmentFailure(Exception):
       index: which of the E environments, or None if unknown.
       error: the exception.
 
-    A state saved afterwards begins a new episode for the environment that failed.
+    A state saved afterwards starts a new episode for the failed environment.
     """
 
     def __init__(self, env_id: str, index: int | None, error: BaseException):
@@ -97,8 +97,8 @@ class EnvironmentFailure(Exception):
 
 
 def check_interrupted(error: BaseException) -> None:
-    """Raises the KeyboardInterrupt of a user again; one that a task itself raised returns. They
-    differ in what SIGINT does: only Python's own handler raises, and only in the main thread."""
+    """Re-raises a KeyboardInterrupt by the user; returns if a task raised it. Only Python's default
+    SIGINT handler raises KeyboardInterrupt, and only in the main thread."""
     if (
         isinstance(error, KeyboardInterrupt)
         and threading.current_thread() is threading.main_thread()
@@ -109,8 +109,7 @@ def check_interrupted(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def failures_of(env_id: str, *besides: type[BaseException]) -> Iterator[None]:
-    """Turns whatever a task raises, except errors of the kinds `besides`, into
-    `EnvironmentFailure`."""
+    """Converts exceptions of a task into `EnvironmentFailure`, except the types in `besides`."""
     try:
         yield
     except (EnvironmentFailure, *besides):
@@ -121,15 +120,15 @@ def failures_of(env_id: str, *besides: type[BaseException]) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The kind of an exception and its text, if that can be had."""
+    """The type of an exception and its message."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # its own __str__
+    except Exception:  # its __str__ may raise
         return type(error).__name__
 
 
 def unknown_id(env_id: str, known: Iterable[str], backend: str, advice: str = "") -> ValueError:
-    """The error for an id that `backend` lacks, naming the nearest ids that it has."""
+    """The error for an unknown id, with the closest ids of the backend."""
     known = sorted(known)
     same_task = [k for k in known if re.sub(r"-v\d+$", "", k) == re.sub(r"-v\d+$", "", env_id)]
     spelt = {k.lower(): k for k in known}
@@ -142,10 +141,10 @@ def unknown_id(env_id: str, known: Iterable[str], backend: str, advice: str = ""
 
 @contextlib.contextmanager
 def quiet_mujoco() -> Iterator[None]:
-    """Keeps back a complaint about the models that ship with Gymnasium and Brax.
+    """Suppresses a warning about the models of Gymnasium and Brax.
 
-    On loading HalfCheetah's, MuJoCo reports a deprecated attribute on stderr and in a file
-    MUJOCO_LOG.TXT, once for every copy. Anything else that it reports becomes a Python warning.
+    When it loads HalfCheetah, MuJoCo reports a deprecated attribute on stderr and in
+    MUJOCO_LOG.TXT, once per copy. Its other warnings become Python warnings.
     """
     mujoco: Any = importlib.import_module("mujoco")  # its functions have no static types
 
@@ -162,7 +161,7 @@ def quiet_mujoco() -> Iterator[None]:
 
 
 def freeze(array: np.ndarray) -> np.ndarray:
-    """Makes the array read-only, so that handing it out needs no copy, and returns it."""
+    """Makes an array read-only, so that it can be returned without a copy."""
     array.flags.writeable = False
     return array
 
@@ -171,13 +170,13 @@ def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
     """The seeds as a list of E ints; raises if they are invalid."""
     seeds = [int(s) for s in seeds]
     if len(seeds) != num_envs:
-        raise ValueError(f"got {len(seeds)} seeds for {num_envs} environments; give one for each")
+        raise ValueError(f"got {len(seeds)} seeds for {num_envs} environments; give one each")
     if wrong := [s for s in seeds if not 0 <= s <= MAX_SEED]:
         raise ValueError(f"seeds must be in [0, 2**31), got {wrong}")
     return seeds
 
 
 def fresh_seeds(seeds: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """Seeds for episodes restarted after `steps` steps of environments seeded with `seeds`."""
+    """Seeds to restart environments with, given their first seeds and the steps taken since."""
     pairs = zip(seeds, steps)
     return [int(np.random.SeedSequence(p).generate_state(1)[0]) & MAX_SEED for p in pairs]

@@ -1,7 +1,7 @@
-"""Brax tasks as `DeviceEnv`s, without Brax's own wrappers.
+"""Brax tasks as `DeviceEnv`s, without Brax's wrappers.
 
-Brax's AutoReset overwrites the final observation and always returns to one cached start; the
-restarts of `device.from_functions` do neither.
+Brax's AutoReset overwrites the final observation and always restarts from one cached state;
+`device.from_functions` does neither.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from rlx2_jax.envs.spaces import check_limit, check_sizes
 
 @contextlib.contextmanager
 def _brax_habits() -> Iterator[None]:
-    """Lets Brax, and nothing around it, promote ranks and use what its own packages deprecate."""
+    """Allows rank promotion and deprecated APIs inside Brax only."""
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
         warnings.filterwarnings("ignore", "Accessing .* directly from `Data`", DeprecationWarning)
@@ -34,13 +34,13 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
     """One Brax task.
 
     Args:
-      name: Brax's ("inverted_pendulum", "halfcheetah"), or a Gymnasium id of the same robot
-        ("InvertedPendulum-v5"), although the two differ in details of physics and reward.
+      name: Brax's name ("inverted_pendulum", "halfcheetah"), or a Gymnasium id of the same robot
+        ("InvertedPendulum-v5"); the two differ in details of physics and reward.
       episode_length: the time limit; None for none.
       **options: passed to the Brax task, e.g. `backend="mjx"`.
     """
     try:
-        # Redirected: it reports a missing optional package on stdout at every import.
+        # Brax prints a message about a missing optional package at every import.
         with _brax_habits(), contextlib.redirect_stdout(io.StringIO()):
             from brax import envs
     except ImportError as error:
@@ -65,7 +65,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
 
     def step(state: Any, action: jax.Array) -> tuple[Any, jax.Array, Any, jax.Array]:
         with _brax_habits():
-            # A copy of the containers: Brax writes into the metrics that it is handed.
+            # Copy the containers: Brax mutates the metrics dict of its input.
             state = env.step(jax.tree.map(lambda x: x, state), action)
         return state, jnp.asarray(state.obs), state.reward, state.done > 0
 
@@ -74,7 +74,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
 
 
 def _action_bounds(env: Any) -> list[tuple[float, ...] | None]:
-    """The actuators' range: Brax takes [-1, 1] and scales it to them where they differ."""
+    """The actuators' ranges; Brax scales actions in [-1, 1] to them."""
     system = getattr(env, "sys", None)
     if system is None:  # a task without physics
         return [None, None]
@@ -82,5 +82,5 @@ def _action_bounds(env: Any) -> list[tuple[float, ...] | None]:
 
 
 def _plain(name: str) -> str:
-    """ "InvertedPendulum-v5" and "inverted_pendulum" alike as "invertedpendulum"."""
+    """Normalizes "InvertedPendulum-v5" and "inverted_pendulum" to "invertedpendulum"."""
     return re.sub(r"-v\d+$", "", name).replace("_", "").lower()

@@ -1,4 +1,4 @@
-"""Environments as pure functions of one environment, to be vmapped and scanned on the device."""
+"""Environments as pure functions of one environment, for vmap and scan on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from rlx2_jax.types import TimeStep
 
 
 class EnvState(NamedTuple):
-    """One environment's state: a pytree of plain arrays that can be saved as it is.
+    """One environment's state: a pytree of plain arrays that can be saved directly.
 
     Attributes:
-      task: the task's own state.
+      task: the task's state.
       obs: the observation to act on: f32[obs].
-      key: the raw key from which later episodes start: u32[2].
+      key: the raw key for later episodes: u32[2].
       elapsed: steps taken in this episode: i32[].
     """
 
@@ -37,8 +37,8 @@ class DeviceEnv:
     Attributes:
       spec: sizes and time limit.
       reset: key -> EnvState. Starts an environment; all of its episodes derive from the key.
-      step: (EnvState, action f32[act] in [-1, 1]) -> (EnvState, TimeStep). Restarts an
-        episode that ended, from a fresh key each time.
+      step: (EnvState, action f32[act] in [-1, 1]) -> (EnvState, TimeStep). Starts a new episode,
+        from a fresh key, when one ends.
     """
 
     spec: EnvSpec
@@ -47,7 +47,7 @@ class DeviceEnv:
 
 
 class Environment(Protocol):
-    """A task of your own: pure functions of one environment, without restarts or a time limit."""
+    """A custom task: pure functions of one environment, without restarts or a time limit."""
 
     @property
     def action_dim(self) -> int:
@@ -56,11 +56,11 @@ class Environment(Protocol):
 
     @property
     def max_episode_steps(self) -> int | None:
-        """Episodes are cut after so many steps."""
+        """Episodes are truncated after this many steps."""
         ...
 
     def reset(self, key: jax.Array, /) -> tuple[Any, jax.Array]:
-        """The state and the observation f32[obs] that an episode begins with."""
+        """The initial state and observation f32[obs] of an episode."""
         ...
 
     def step(self, state: Any, action: jax.Array, /) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
@@ -69,7 +69,7 @@ class Environment(Protocol):
 
 
 def standing_still(spec: EnvSpec) -> DeviceEnv:
-    """An environment in which nothing happens, for training without environment steps."""
+    """An environment that never changes, for training without environment steps."""
     obs = jnp.zeros(spec.obs_dim)
     state = EnvState((), obs, jnp.zeros(2, jnp.uint32), jnp.int32(0))
     no = jnp.bool_(False)
@@ -100,15 +100,15 @@ def from_functions(
     step: Callable[[Any, jax.Array], tuple[Any, jax.Array, ArrayLike, ArrayLike]],
     spec: EnvSpec,
 ) -> DeviceEnv:
-    """Adds time limit and restarts to a bare task.
+    """Adds a time limit and restarts to a bare task.
 
     Args:
       reset: raw key u32[2] -> (task state, obs[obs]).
       step: (task state, action[act]) -> (task state, obs[obs], reward[], terminated[]).
-      spec: sizes, and the time limit to keep.
+      spec: sizes, and the time limit to apply.
     """
 
-    # Traced once: programs contain the task several times, in loops, branches and `vmap`s.
+    # Jitted so that the task is traced once, although programs contain it several times.
     reset, step = (jax.jit(function, inline=True) for function in (reset, step))
 
     def begin(key: jax.Array) -> EnvState:
@@ -123,7 +123,7 @@ def from_functions(
 
     def advance(state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep[jax.Array]]:
         task, obs, reward, terminated = step(state.task, action)
-        # A task may hand back Python numbers; as part of a scan's carry its types must not move.
+        # A task may return Python numbers, but the dtypes of a scan's carry must not change.
         task = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.task, task)
         obs, elapsed = _f32(obs), state.elapsed + 1
         terminated = jnp.asarray(terminated, bool)
@@ -138,15 +138,15 @@ def from_functions(
 
 
 def _restart(begin: Callable[[jax.Array], EnvState], depth: int = 0) -> Callable[..., EnvState]:
-    """`where(ended, begin(state.key), state)`, computing `begin` only if an episode did end.
+    """`where(ended, begin(state.key), state)` that computes `begin` only if an episode has ended.
 
-    Under `vmap` an ordinary `cond` turns into `select`, and every step would pay for a reset of
-    every environment (40% on top of Brax's inverted_pendulum). The batching rule below keeps it
-    a real branch, taken when any environment of the batch has ended, at any depth of vmaps.
+    Under `vmap`, `cond` becomes `select`, and every step would reset every environment (40% more
+    time in Brax's inverted_pendulum). The batching rule below keeps a real branch at any depth of
+    vmaps, taken if any environment of the batch has ended.
 
     Args:
       begin: key -> EnvState.
-      depth: the number of batch axes that `ended` and `state` have.
+      depth: the number of batch axes of `ended` and `state`.
     """
     begin_all = begin
     for _ in range(depth):

@@ -1,9 +1,9 @@
-"""EnvPool tasks: C++ environments stepped by a thread pool, the -v3 MuJoCo tasks among them.
+"""EnvPool tasks: C++ environments stepped by a thread pool, including the -v3 MuJoCo tasks.
 
-EnvPool restarts an ended episode on the step after its end, with a fake transition that ignores
-the action, and reports an episode that ends by itself exactly at the time limit as merely
-truncated. Both are avoided: the limit is counted here (EnvPool's own is set out of reach), and
-ended episodes are restarted at once.
+EnvPool restarts an ended episode on the step after its end, with a fake transition that ignores the
+action, and reports a termination exactly at the time limit as a truncation only. To avoid both,
+this backend counts the limit itself (EnvPool's is set out of reach) and restarts ended episodes
+immediately.
 
 EnvPool does not expose its physics state, so restoring starts new episodes.
 """
@@ -38,7 +38,7 @@ class EnvPoolEnvs:
     exact_restore = False
 
     def __init__(self, env_id: str, num_envs: int, **options: Any):
-        """Checks the task; `options` (e.g. `num_threads`) go to `envpool.make`."""
+        """Checks the task; `options` (e.g. `num_threads`) are passed to `envpool.make`."""
         known = envpool.list_all_envs()
         if env_id not in known:
             raise unknown_id(env_id, known, "EnvPool")
@@ -46,7 +46,7 @@ class EnvPoolEnvs:
             check_limit("max_episode_steps", options["max_episode_steps"])
         task: Any = envpool.make_spec(env_id, **options)
         with warnings.catch_warnings():
-            # Bounds are kept as float64 there and cast on the way to Gymnasium's float32 boxes.
+            # EnvPool casts float64 bounds to Gymnasium's float32 boxes.
             warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
             boxes = Boxes(env_id, task.gymnasium_observation_space, task.gymnasium_action_space)
         limit = int(task.config.max_episode_steps)
@@ -107,9 +107,9 @@ class EnvPoolEnvs:
             self._pool = None
 
     def _open(self, seeds: list[int]) -> np.ndarray:
-        """A new pool, as EnvPool takes seeds only on making one; returns f32[E, obs]."""
+        """Creates a new pool, since EnvPool takes seeds only on creation; returns f32[E, obs]."""
         self.close()
-        # `env_seed` seeds each environment by itself; a plain `seed` would count on from one.
+        # `env_seed` seeds each environment separately; `seed` would use consecutive seeds.
         self._pool = envpool.make_gymnasium(
             self._id, num_envs=self.num_envs, env_seed=seeds, **self._options
         )
@@ -119,7 +119,7 @@ class EnvPoolEnvs:
         return self._obs
 
     def _begin(self, obs: np.ndarray, rows: np.ndarray) -> None:
-        """Starts an episode in the environments `rows`, i32[k], and writes into obs [E, obs]."""
+        """Starts an episode in the environments `rows`, i32[k], and writes to obs [E, obs]."""
         try:
             seen, _ = self._pool.reset(rows)
         except Exception as error:

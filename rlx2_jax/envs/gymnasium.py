@@ -1,8 +1,8 @@
 """Gymnasium tasks, stepped one after another in a plain loop.
 
-A loop by hand is faster than Gymnasium's vector environments and restarts an episode on the
-step that ended it, so no fake transition ever appears. Time limits are counted here, which
-leaves a task without wrappers and makes it cheap to step and possible to save.
+This is faster than Gymnasium's vector environments, and restarts an episode on the step that ended
+it, so there are no fake transitions. Counting time limits here avoids wrappers, which makes tasks
+faster to step and possible to save.
 """
 
 import dataclasses
@@ -39,16 +39,16 @@ class GymnasiumEnvs:
     """
 
     def __init__(self, env_id: str, num_envs: int, **options: Any):
-        """Makes the tasks; `options` go to `gymnasium.make`."""
+        """Creates the tasks; `options` are passed to `gymnasium.make`."""
         task = find(env_id)
         limit = options.pop("max_episode_steps", task.max_episode_steps)
         limit = check_limit("max_episode_steps", limit)
-        # Wrappers cost time and hide state. The limit is kept by `step`.
+        # Wrappers cost time and hide state; `step` counts the time limit instead.
         bare = dataclasses.replace(
             task, order_enforce=False, disable_env_checker=True, max_episode_steps=None
         )
         with quiet_mujoco(), warnings.catch_warnings():
-            # -v4 tasks are a deliberate choice here, not an oversight.
+            # Using -v4 tasks is deliberate.
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             self.envs = [gymnasium.make(bare, **options) for _ in range(num_envs)]
         env = self.envs[0]
@@ -84,7 +84,7 @@ class GymnasiumEnvs:
                 continue
             try:
                 seen, gained, done, cut, _ = env.step(actions[i])
-                with np.errstate(over="ignore"):  # beyond float32: infinite
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite
                     reward[i] = _number(gained)
                     write(seen, next_obs[i])
                 done, cut = bool(done), bool(cut)
@@ -122,7 +122,7 @@ class GymnasiumEnvs:
     def restore(self, state: dict[str, np.ndarray]) -> np.ndarray:
         if len(state["seed"]) != self.num_envs:
             saved = len(state["seed"])
-            raise ValueError(f"the state is of {saved} environments, here are {self.num_envs}")
+            raise ValueError(f"the state has {saved} environments, expected {self.num_envs}")
         self._seeds = state["seed"].tolist()
         self._steps = state["steps"].tolist()
         self._elapsed = [0] * self.num_envs
@@ -142,11 +142,11 @@ class GymnasiumEnvs:
         for env in self.envs:
             try:
                 env.close()
-            except RAISED as error:  # there is nothing left to lose
+            except RAISED as error:  # ignore errors on close
                 check_interrupted(error)
 
     def _begin_all(self, seeds: Sequence[int]) -> np.ndarray:
-        """Starts every random stream and a first episode; returns f32[E, obs]."""
+        """Seeds and starts every environment; returns f32[E, obs]."""
         obs = np.zeros_like(self._obs)
         if failed := self._begin(obs, range(self.num_envs), seeds):
             raise self._failure(failed)
@@ -156,9 +156,9 @@ class GymnasiumEnvs:
     def _begin(
         self, obs: np.ndarray, which: Iterable[int], seeds: Sequence[int] | None = None
     ) -> dict[int, BaseException]:
-        """Starts an episode in each environment of `which`, writing into its row of obs [E, obs].
+        """Starts an episode in each environment of `which` and writes to its row of obs [E, obs].
 
-        Returns the exceptions, by environment.
+        Returns exceptions by environment.
         """
         failed: dict[int, BaseException] = {}
         for i in which:
@@ -173,7 +173,7 @@ class GymnasiumEnvs:
         return failed
 
     def _failure(self, failed: dict[int, BaseException]) -> EnvironmentFailure:
-        """The error to raise; states saved later start new episodes where it failed."""
+        """The error to raise; failed environments restart when a later state is restored."""
         for i in failed:
             self._elapsed[i] = -1
         index, error = next(iter(failed.items()))
@@ -183,7 +183,7 @@ class GymnasiumEnvs:
 
 
 def _number(reward: Any) -> float:
-    """A reward as a float; None would become nan, and arrays are refused by their shape."""
+    """A reward as a float; raises for None (which would become nan) and arrays."""
     if isinstance(reward, float | int):
         return reward
     if np.ndim(reward):
@@ -193,16 +193,16 @@ def _number(reward: Any) -> float:
 
 
 def find(env_id: str) -> Any:
-    """The specification registered under `env_id` ("module:id" imports the module first), or one
-    of the class or function that "module:Class" names; its `max_episode_steps` is the time limit.
+    """The spec registered under `env_id` ("module:id" imports the module first), or a spec for the
+    class or function "module:Class"; its attribute `max_episode_steps` is the time limit.
     """
     module, name = import_module(env_id), env_id.rpartition(":")[2]
-    # Gymnasium still lists the -v2 and -v3 MuJoCo tasks, but they only raise.
+    # Gymnasium still registers the -v2 and -v3 MuJoCo tasks, but they raise.
     offered = {k for k in gymnasium.registry if not _mujoco_v5(k) or k[-1] not in "23"}
-    found: Any = getattr(module, name, None)
-    if name not in offered and callable(found):
-        limit = getattr(found, "max_episode_steps", None)
-        return EnvSpec(name, entry_point=cast(Any, found), max_episode_steps=limit)
+    factory: Any = getattr(module, name, None)
+    if name not in offered and callable(factory):
+        limit = getattr(factory, "max_episode_steps", None)
+        return EnvSpec(name, entry_point=cast(Any, factory), max_episode_steps=limit)
     if name not in offered:
         advice = " Use --env_backend=envpool for -v3 MuJoCo tasks." if _mujoco_v5(name) else ""
         raise unknown_id(name, offered, "Gymnasium", advice)

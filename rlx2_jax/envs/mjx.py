@@ -1,12 +1,12 @@
 """Gymnasium's MuJoCo tasks on the device, simulated by MuJoCo MJX.
 
-Models, rewards, terminations, first states, observations and time limits are Gymnasium's
-(`mujoco_tasks.TASKS`), and the physics is MuJoCo's in float32: [docs/mjx.md](../../docs/mjx.md) has
-the measured differences. Two things differ by design. MJX has no PGS solver, which Humanoid's model
-asks for; its Newton solver finds the same optimum. And where a simulation diverges, it begins again
-at the model's reference state after the environment step, not after the physics step.
+Models, rewards, terminations, initial states, observations and time limits are Gymnasium's
+(`mujoco_tasks.TASKS`), and the physics is MuJoCo's in float32; see [docs/mjx.md](../../docs/mjx.md)
+for the measured differences. Two things differ by design. MJX lacks the PGS solver that Humanoid's
+model selects; its Newton solver finds the same optimum. And a diverged simulation is reset to the
+model's reference state after the environment step instead of the physics step.
 
-On Nvidia GPUs the Warp implementation of MJX is used if `warp-lang` is installed.
+On Nvidia GPUs, uses the Warp implementation of MJX if `warp-lang` is installed.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from rlx2_jax.envs.mujoco_tasks import TASKS, Physics, Step
 from rlx2_jax.envs.spaces import check_limit
 
 IMPLEMENTATIONS = ("jax", "warp")
-# Warp has one pool of contacts for all simulations of a batch.
+# Warp has one contact pool for all simulations of a batch.
 WORLDS, CONTACTS = 8192, 24
-LARGEST = 1e10  # MuJoCo counts larger numbers as a diverged simulation
+LARGEST = 1e10  # MuJoCo treats larger values as divergence
 
 
 class State(NamedTuple):
-    """A simulation between two steps: all that the next step depends on."""
+    """The state of a simulation between two steps."""
 
     qpos: jax.Array  # [nq]
     qvel: jax.Array  # [nv]
@@ -82,7 +82,7 @@ class Simulation:
         self.obs_dim = start.shape[0]
 
     def reset(self, key: jax.Array) -> tuple[State, jax.Array]:
-        """A first state and its observation [obs], drawn as Gymnasium draws them."""
+        """An initial state and its observation [obs], with Gymnasium's distribution."""
         scale = self.settings.get("reset_noise_scale", 0.01)  # -v4's pendulum has no setting
         for_qpos, for_qvel = jax.random.split(key)
         qpos, qvel = self._rest.qpos, self._rest.qvel
@@ -93,7 +93,7 @@ class Simulation:
         return self.begin(qpos, uniform(for_qvel, qvel))
 
     def begin(self, qpos: jax.Array, qvel: jax.Array) -> tuple[State, jax.Array]:
-        """An episode's start at a state, and its observation [obs]."""
+        """Starts an episode at the given state; also returns the observation [obs]."""
         data = self._rest.replace(qpos=qpos, qvel=qvel)
         for stage in (self._mjx.kinematics, self._mjx.com_pos, self._mjx.com_vel):
             data = stage(self._plain, data)
@@ -161,7 +161,7 @@ def make(
     Args:
       name: Gymnasium's id, e.g. "Hopper-v5" or "Ant-v4".
       max_episode_steps: the time limit; None for none.
-      impl: "jax" or "warp"; None: warp on Nvidia GPUs if it is installed.
+      impl: "jax" or "warp"; default: warp on Nvidia GPUs if installed.
       **options: arguments of the task's Gymnasium constructor, e.g. `ctrl_cost_weight=0.1`.
     """
     limit = check_limit("max_episode_steps", max_episode_steps)
@@ -182,7 +182,7 @@ def make(
 
 def _import() -> tuple[Any, Any]:
     try:
-        # Redirected: MJX reports missing optional packages on stdout.
+        # MJX prints messages about missing optional packages.
         with contextlib.redirect_stdout(io.StringIO()):
             return importlib.import_module("mujoco"), importlib.import_module("mujoco.mjx")
     except ImportError as error:
@@ -192,7 +192,7 @@ def _import() -> tuple[Any, Any]:
 
 
 def _assets() -> Path:
-    """Gymnasium's folder of models, which can be had without its MuJoCo tasks."""
+    """Gymnasium's folder of models, which needs no MuJoCo extra."""
     spec = importlib.util.find_spec("gymnasium")
     assert spec is not None and spec.origin is not None  # a dependency of this package
     return Path(spec.origin).parent / "envs" / "mujoco" / "assets"
@@ -208,24 +208,24 @@ def _settings(name: str, known: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _implementation(impl: str | None) -> str:
-    """Which implementation of MJX to use."""
+    """The implementation of MJX to use."""
     installed = importlib.util.find_spec("warp") is not None
     if impl is None:
         cuda = any(d.platform == "gpu" and "nvidia" in d.device_kind.lower() for d in jax.devices())
         return "warp" if installed and cuda else "jax"
     if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl is {impl!r}: give one of {IMPLEMENTATIONS}, or leave it out")
+        raise ValueError(f"impl is {impl!r}: use one of {IMPLEMENTATIONS}, or omit it")
     if impl == "warp" and not installed:
         raise ImportError("impl='warp' needs Warp: pip install warp-lang")
     return impl
 
 
 def _rk4(mjx: Any, model: Any, data: Any, *, free: bool) -> Any:
-    """`mjx.step` with the RK4 integrator, but with one copy of the forward pass in the program
-    instead of four: it compiles in a fraction of the time.
+    """`mjx.step` with the RK4 integrator, as a scan with one copy of the forward pass instead of
+    four, which compiles much faster.
 
     Args:
-      free: whether the first joint is a free one; all others must be hinges and slides.
+      free: whether the first joint is free; all others must be hinges and slides.
     """
     dt, qpos, qvel = model.opt.timestep, data.qpos, data.qvel
     stages = jnp.array([[1 / 2, 1 / 6], [1 / 2, 1 / 3], [1, 1 / 3], [0, 1 / 6]], qpos.dtype)
@@ -252,8 +252,8 @@ def _rk4(mjx: Any, model: Any, data: Any, *, free: bool) -> Any:
 
 
 def _integrate(qpos: jax.Array, moved: jax.Array, *, free: bool) -> jax.Array:
-    """Positions [nq] moved by velocities times time [nv]; a free joint's rotation is a unit
-    quaternion (w, x, y, z), turned in the body's frame."""
+    """Integrates positions [nq] by displacements [nv]; a free joint's rotation is a unit quaternion
+    (w, x, y, z), rotated in the body frame."""
     if not free:
         return qpos + moved
     turn = moved[3:6]
@@ -269,10 +269,10 @@ def _integrate(qpos: jax.Array, moved: jax.Array, *, free: bool) -> jax.Array:
 
 
 def _with_forces(model: Any) -> Any:
-    """Makes Warp compute contact forces on bodies, which it leaves out by default."""
+    """Makes Warp compute contact forces on bodies, which it skips by default."""
     return model.tree_replace({"opt._impl.run_rne_postconstraint": True})
 
 
 def _forces(mjx: Any, model: Any, data: Any) -> Any:
-    """`data` with contact forces on bodies; Warp's steps have computed them."""
+    """`data` with contact forces on bodies, which Warp has already computed."""
     return mjx.rne_postconstraint(model, data) if model.impl == mjx.Impl.JAX else data

@@ -1,7 +1,7 @@
-"""Gymnasium's MuJoCo tasks as data: what each observes, rewards and ends on.
+"""Gymnasium's MuJoCo tasks as data: observations, rewards and terminations.
 
-A task reads a `Physics`, whichever engine simulated it, and the settings that Gymnasium's own
-constructor takes, under the same names and with the same defaults.
+A task is a function of a `Physics`, from any engine, and of the settings of Gymnasium's
+constructor, with the same names and defaults.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ Settings = Mapping[str, Any]
 class Physics(NamedTuple):
     """One simulation after a step, or at an episode's start.
 
-    Positions and velocities are the new ones. All else is what MuJoCo computed last: with the RK4
-    integrator at its fourth stage, and with Euler's at the beginning of the last substep.
+    Positions and velocities are current. The other fields are MuJoCo's last computed values: from
+    the fourth stage of RK4, or from the beginning of the last substep with Euler.
     """
 
     qpos: Array  # [nq]
@@ -34,7 +34,7 @@ class Physics(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What rewards are computed from."""
+    """The inputs of a reward."""
 
     physics: Physics
     velocity: Array  # []: of `Task.place` along x, over the whole step
@@ -51,12 +51,12 @@ class Task(NamedTuple):
     Attributes:
       xml: Gymnasium's model file.
       frame_skip: physics steps of an environment step.
-      observe: parts of the observation, one after another.
+      observe: parts of the observation, concatenated.
       place: the x coordinate whose velocity is rewarded.
       healthy: () -> bool[]; unhealthy states end the episode.
-      rewards: terms, which are added up.
-      settings: arguments of Gymnasium's constructor that may be given as options.
-      normal_velocity: whether first velocities are drawn from a normal distribution.
+      rewards: terms of the reward.
+      settings: arguments of Gymnasium's constructor that are accepted as options.
+      normal_velocity: whether initial velocities are normally distributed.
     """
 
     xml: str
@@ -81,7 +81,7 @@ class Task(NamedTuple):
 
 
 def _qpos(skipped: int) -> Part:
-    """Positions, without the first `skipped` unless the settings ask for them."""
+    """Positions, without the first `skipped` unless the settings include them."""
     name = "exclude_current_positions_from_observation"
     return lambda p, s: p.qpos[skipped:] if s.get(name, True) else p.qpos
 
@@ -113,7 +113,7 @@ _WITH_WORLD: tuple[Part, ...] = (
     lambda p, s: p.cinert,
     lambda p, s: p.cvel,
     lambda p, s: p.qfrc_actuator,
-    # Gymnasium's -v4 tasks see them too: MuJoCo computes them after each step.
+    # Gymnasium's -v4 tasks also observe these: MuJoCo computes them after each step.
     lambda p, s: p.cfrc_ext,
 )
 
@@ -169,7 +169,7 @@ def _alive(step: Step) -> Array:
 
 
 def _alive_v4(step: Step) -> Array:
-    """-v4 tasks pay it in the last step as well."""
+    """-v4 tasks also give this reward in the last step."""
     alive = step.healthy | step.settings["terminate_when_unhealthy"]
     return alive * step.settings["healthy_reward"]
 

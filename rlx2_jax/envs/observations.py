@@ -1,8 +1,8 @@
-"""Observations made of several arrays, laid out in one float32 vector.
+"""Flattens observations of several arrays into one float32 vector.
 
-The layout depends on the space only: entries of a dictionary in the order of their keys, sorted as
-text; entries of a tuple in their order; nested ones depth first; each array in C order. This is the
-order that `gymnasium.spaces.flatten` has for dictionaries that Gymnasium sorted.
+The layout depends only on the space: dictionaries by key, sorted as text; tuples in order; nested
+spaces depth first; arrays in C order. `gymnasium.spaces.flatten` has the same order for
+dictionaries that Gymnasium has sorted.
 """
 
 import math
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class Leaf(NamedTuple):
     """One array of an observation."""
 
-    path: tuple[Any, ...]  # keys and positions that lead to it
+    path: tuple[Any, ...]  # keys and indices
     shape: tuple[int, ...]
-    first: int  # its place in the vector
+    first: int  # start in the vector
     stop: int
 
 
 class Layout:
-    """Where each array of an observation is in the vector that a policy sees.
+    """The positions of an observation's arrays in the flat vector.
 
     Attributes:
       leaves: the arrays, in the order of the vector.
@@ -33,7 +33,7 @@ class Layout:
     """
 
     def __init__(self, env_id: str, space: "Space[Any]"):
-        """Raises ValueError for a space with anything but arrays of real numbers in it."""
+        """Raises ValueError unless the space contains only arrays of real numbers."""
         leaves, first = [], 0
         for path, box in _boxes(space, ()):
             _check(env_id, path, box)
@@ -45,7 +45,7 @@ class Layout:
         self.size = first
 
     def write(self, obs: Any, row: np.ndarray) -> None:
-        """Writes one observation into row [size].
+        """Writes one observation to row [size].
 
         Raises:
           ValueError: an array is missing or has another shape (NumPy would broadcast it).
@@ -55,18 +55,18 @@ class Layout:
             if np.shape(array) != shape:
                 raise ValueError(
                     f"{_name(path)} has shape {np.shape(array)}, its space has {shape}: "
-                    "make the task return what its observation_space says"
+                    "make the task return observations that match its observation_space"
                 )
             row[first:stop].reshape(shape)[...] = array
 
     def write_rows(self, obs: Any, rows: np.ndarray, index: np.ndarray) -> None:
-        """Writes a batch, whose arrays are [k, *shape], into rows [E, size] at index i[k]."""
+        """Writes a batch of arrays [k, *shape] to rows [E, size] at index i[k]."""
         for path, _, first, stop in self.leaves:
             rows[index, first:stop] = np.reshape(_entry(obs, path), (len(index), stop - first))
 
 
 def _boxes(space: "Space[Any]", path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every space that has no parts, with the way to it."""
+    """All leaf spaces, with their paths."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -106,7 +106,7 @@ def _entry(obs: Any, path: tuple[Any, ...]) -> Any:
             given = f"keys {sorted(map(str, obs))}" if isinstance(obs, Mapping) else type(obs)
             raise ValueError(
                 f"{_name(path[:depth])} has {given} and lacks {key!r}: "
-                "make the task return what its observation_space says"
+                "make the task return observations that match its observation_space"
             ) from error
     return obs
 

@@ -1,8 +1,8 @@
-"""Tiny tasks whose values are known, to catch a wrong treatment of an episode's end.
+"""Tiny tasks with known values, to detect wrong handling of episode ends.
 
-A probe is a table. After t steps of an episode it shows `observations[t]` and the next step
-earns `rewards[t]`, for any action; the last entry of both tables repeats forever. Importing
-this module registers each as a Gymnasium task `rlx2_jax/<name>-v0`; `device` gives it in JAX.
+A probe is a table: after t steps of an episode it returns `observations[t]`, and the next step
+earns `rewards[t]` for any action; the last entry of each table repeats forever. Importing this
+module registers each probe in Gymnasium as `rlx2_jax/<name>-v0`; `device` returns it in JAX.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ NAMESPACE = "rlx2_jax/"
 
 
 class Probe(NamedTuple):
-    """One table, and when its episodes end: by themselves (`lifetime`) or by the `limit`."""
+    """One table; episodes terminate after `lifetime` steps and are truncated after `limit`."""
 
     observations: tuple[float, ...]
     rewards: tuple[float, ...]
@@ -41,15 +41,15 @@ class Probe(NamedTuple):
 
 
 PROBES = {
-    # One state, reward 1: worth 1 / (1 - γ). If truncation is taken for termination, a fifth of
-    # the transitions do not bootstrap and the value falls to 1 / (1 - 4γ/5).
+    # One state, reward 1: its value is 1 / (1 - γ). If truncation is treated as termination, a
+    # fifth of the transitions do not bootstrap and the value falls to 1 / (1 - 4γ/5).
     f"{NAMESPACE}Truncation-v0": Probe((1.0,), (1.0,), None, 5),
-    # The start is worth γ / (1 - γ), the other state 1 / (1 - γ). If the final observation is
-    # replaced by the next episode's first, the latter falls to 1 / (1 - γ²), half as much.
+    # The start has value γ / (1 - γ), the other state 1 / (1 - γ). If the final observation is
+    # replaced by the next episode's first, the latter falls to 1 / (1 - γ²), about half.
     f"{NAMESPACE}FinalObservation-v0": Probe((0.0, 1.0), (0.0, 1.0), None, 2),
-    # Four steps to live: worth 1 + γ + γ² + γ³ at the start. If it bootstraps at the end: more.
+    # Four steps: value 1 + γ + γ² + γ³ at the start, more if termination bootstraps.
     f"{NAMESPACE}Termination-v0": Probe((0.0, 1.0, 2.0, 3.0, 4.0), (1.0,), 4, None),
-    # Terminates on the very step at which it is also truncated; termination counts.
+    # Terminates on the same step at which it is truncated; termination counts.
     f"{NAMESPACE}BothEnds-v0": Probe((0.0, 1.0, 2.0, 3.0), (1.0,), 3, 3),
 }
 
@@ -86,7 +86,7 @@ class ProbeEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def device(env_id: str) -> DeviceEnv:
-    """A probe on the device, under the id that it has in Gymnasium."""
+    """A probe on the device, by its Gymnasium id."""
     if env_id not in PROBES:
         raise unknown_id(env_id, PROBES, "the probes")
     probe = PROBES[env_id]

@@ -11,7 +11,7 @@ from rlx2_jax.envs.base import EnvironmentFailure, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.types import TimeStep
 
-LONGEST = 100_000  # steps of an episode where the environment has no time limit
+LONGEST = 100_000  # maximum steps of an episode without a time limit
 
 
 class Moment(NamedTuple):
@@ -21,7 +21,7 @@ class Moment(NamedTuple):
       obs: observations acted on: f32[E, obs].
       action: actions: [E, act].
       after: what the environments returned: [E, ...].
-      active: the episode had not ended before; other rows mean nothing: bool[E].
+      active: whether the episode had not ended before; other rows are invalid: bool[E].
     """
 
     obs: np.ndarray
@@ -33,13 +33,13 @@ class Moment(NamedTuple):
 def host_episodes(
     envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], seeds: Sequence[int]
 ) -> Iterator[Moment]:
-    """One episode in every environment, step by step, until all have ended.
+    """Runs one episode in every environment; yields each step until all have ended.
 
     Args:
       act: `[E, obs] -> [E, act]` in [-1, 1].
 
     Raises:
-      EnvironmentFailure: an environment raised, or does not end an episode.
+      EnvironmentFailure: an environment raised, or an episode does not end.
     """
     longest = envs.spec.max_episode_steps or LONGEST
     obs, active = envs.reset(seeds), np.ones(envs.num_envs, bool)
@@ -59,13 +59,13 @@ def host_episodes(
 
 
 class Episode(NamedTuple):
-    """One episode on the device, in arrays over its time limit T; 0 and False after its end.
+    """One episode on the device, padded with 0 and False to the time limit T.
 
     Attributes:
       reward: rewards: f32[T].
-      active: the step belongs to the episode: bool[T].
-      cut: it was truncated at this step and did not terminate: bool[T].
-      extra: what `act` returned besides the action, also after the end.
+      active: whether the step belongs to the episode: bool[T].
+      cut: whether the step was truncated and not terminated: bool[T].
+      extra: the second output of `act`, also after the end.
     """
 
     reward: jax.Array
@@ -77,7 +77,7 @@ class Episode(NamedTuple):
 def device_episode(
     env: DeviceEnv, act: Callable[[jax.Array], tuple[jax.Array, Any]], key: jax.Array
 ) -> Episode:
-    """The episode of an environment that begins with `key`, as one scan; needs a time limit.
+    """Runs the episode that starts with `key`, as one scan; needs a time limit.
 
     Args:
       act: `obs[obs] -> (action[act], extra)`.

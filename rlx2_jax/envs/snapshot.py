@@ -1,9 +1,8 @@
-"""The state of one Gymnasium task as plain arrays, for bit-exact continuation elsewhere.
+"""The state of one Gymnasium task as plain arrays, to continue it bit for bit in another process.
 
-Three kinds of task can be saved: Gymnasium's MuJoCo tasks, its two continuous classic-control
-tasks, and any task that has `state_dict() -> dict[str, np.ndarray]` and
-`load_state_dict(arrays)`. Wrappers may hide state of their own, so a wrapped task counts as
-none of these.
+Supports Gymnasium's MuJoCo tasks, its two continuous classic-control tasks, and tasks with
+`state_dict() -> dict[str, np.ndarray]` and `load_state_dict(arrays)`. Wrapped tasks are not
+supported, since wrappers may have hidden state.
 """
 
 import importlib
@@ -16,14 +15,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Snapshot(NamedTuple):
-    """How a kind of task is saved and loaded, its random stream aside."""
+    """Functions that save and load a kind of task, without its random stream."""
 
     save: Callable[[Any], dict[str, np.ndarray]]
     load: Callable[[Any, Arrays], None]
 
 
 def of(env: Any) -> Snapshot | None:
-    """The way to save `env`, or None where nothing promises that all of its state is seen."""
+    """The snapshot functions for `env`, or None if its state may be incomplete."""
     task = env.unwrapped
     if env is not task or not isinstance(task.np_random.bit_generator, np.random.PCG64):
         return None
@@ -41,7 +40,7 @@ def _mujoco() -> Snapshot:
     mujoco: Any = importlib.import_module("mujoco")  # its functions have no static types
     signature = mujoco.mjtState.mjSTATE_INTEGRATION.value
     # MuJoCo leaves these one substep behind qpos, and the rewards of Ant, Reacher-v4 (xpos) and
-    # Humanoid (xipos) read them before the next step. Hence also no mj_forward on loading.
+    # Humanoid (xipos) read them before the next step. This is also why `load` must not mj_forward.
     stale = ("xpos", "xipos")
 
     def save(env: Any) -> dict[str, np.ndarray]:
@@ -68,7 +67,7 @@ def _load_classic_control(env: Any, arrays: Arrays) -> None:
 
 
 def save_rng(rng: np.random.Generator) -> np.ndarray:
-    """A PCG64 stream as u64[6]: state and increment (high, low word), then its spare half word."""
+    """A PCG64 stream as u64[6]: state and increment (high, low word), then the buffered half."""
     saved = rng.bit_generator.state
     words = []
     for value in (saved["state"]["state"], saved["state"]["inc"]):
@@ -77,7 +76,7 @@ def save_rng(rng: np.random.Generator) -> np.ndarray:
 
 
 def load_rng(words: np.ndarray) -> np.random.Generator:
-    """The generator that `save_rng` saved."""
+    """The inverse of `save_rng`."""
     state, state_low, inc, inc_low, has_half, half = (int(w) for w in words)
     bits = np.random.PCG64(0)
     bits.state = {

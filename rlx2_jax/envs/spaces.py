@@ -1,4 +1,4 @@
-"""The spaces that continuous control can use, and how actions are scaled to them."""
+"""Checks of observation and action spaces, and action scaling."""
 
 import math
 from numbers import Integral
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Boxes:
-    """The observations and actions of a task that suits continuous control.
+    """The observation and action spaces of a continuous-control task.
 
-    Observations of any numeric dtype are read as float32 (images too; they are not rescaled), and
-    dictionaries and tuples of arrays as one vector. Actions keep the task's float dtype. Single
-    action components may have low == high.
+    Observations of any numeric dtype become float32 (images are not rescaled); dictionaries and
+    tuples of arrays become one vector. Actions keep the task's float dtype. Some action components
+    may have low == high.
 
     Attributes:
-      layout: where each array of an observation is in the vector.
-      obs_dim, action_dim: sizes; boxes of any shape count as vectors.
+      layout: positions of an observation's arrays in the vector.
+      obs_dim, action_dim: sizes; boxes of any shape are flattened.
       action_low, action_high: the bounds of each action component.
     """
 
@@ -35,12 +35,12 @@ class Boxes:
         self.action_dim = math.prod(box.shape)
         self.action_low = tuple(float(x) for x in box.low.ravel())
         self.action_high = tuple(float(x) for x in box.high.ravel())
-        # Half a range about a centre, not low + (a + 1) / 2 * range: exact where bounds are ±1.
-        # Halved first: the range of a float64 box may be above the largest float64.
+        # centre + half * a is exact for bounds ±1, unlike low + (a + 1) / 2 * range. Halve first,
+        # since the range of a float64 box may overflow.
         low, high = box.low.astype(np.float64) / 2, box.high.astype(np.float64) / 2
         self._centre, self._half = (high + low).astype(box.dtype), (high - low).astype(box.dtype)
         self._same = bool((self._half == 1).all() and (self._centre == 0).all())
-        # Rounding may carry centre ± half over a bound, but not where the centre is 0.
+        # Rounding may push centre ± half past a bound, unless the centre is 0.
         self._clip = (box.low, box.high) if (self._centre != 0).any() else None
 
     def spec(self, max_episode_steps: int | None) -> EnvSpec:
@@ -49,7 +49,7 @@ class Boxes:
         return EnvSpec(self.obs_dim, self.action_dim, max_episode_steps, *bounds)
 
     def scale(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [E, act] in [-1, 1] to the task's units and shape [E, *action_shape]."""
+        """Scales actions [E, act] in [-1, 1] to the task's bounds, as [E, *action_shape]."""
         if actions.ndim != 2 or actions.shape[1] != self.action_dim:
             raise ValueError(f"actions must be [E, {self.action_dim}], got {actions.shape}")
         actions = np.asarray(actions, self._half.dtype).reshape(-1, *self._half.shape)
@@ -60,11 +60,11 @@ class Boxes:
 
 
 def check_limit(name: str, limit: Any) -> int | None:
-    """A time limit in steps; None for none."""
+    """Validates a time limit in steps; None for none."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1:
-        raise ValueError(f"{name} is {limit!r}: give a whole number of at least 1, or None")
+        raise ValueError(f"{name} is {limit!r}: give an integer of at least 1, or None")
     return int(limit)
 
 
@@ -99,6 +99,6 @@ def _check_actions(env_id: str, space: "Space[Any]") -> None:
             "gymnasium.wrappers.RescaleAction or ClipAction and register that as an id"
         )
     if (space.low > space.high).any():
-        raise ValueError(f"{bounds}; low must not be above high: correct the task's action_space")
+        raise ValueError(f"{bounds}; low must not be above high: fix the task's action_space")
     if (space.low == space.high).all():
-        raise ValueError(f"{bounds}; no action can differ from another: correct its action_space")
+        raise ValueError(f"{bounds}; only one action is possible: fix the task's action_space")

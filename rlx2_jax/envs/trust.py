@@ -1,15 +1,15 @@
-"""Tasks that are named by a run directory or a policy, which may come from elsewhere.
+"""Checks tasks that are named in a run directory or a policy file, which may be untrusted.
 
-An id "module:Task-v0" imports a module, from the current directory too, and some options name
-files or tasks: a MuJoCo model, for one. The user may give any of these on a command line. Read
-from such a directory they need the user's consent, `--allow_imports`.
+An id "module:Task-v0" imports a module, possibly from the current directory, and some options name
+files, such as a MuJoCo model. On the command line users may give any of these; if they come from a
+directory or file, `--allow_imports` is required.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-FLAG_HELP = "Import the module and open the files that the directory names for its environment."
+FLAG_HELP = "Allow the directory's environment to import its module and open its files."
 _RESERVED = ("backend", "env_id", "id", "num_envs")  # arguments of `make` functions, not options
 _NAMES_A_FILE = re.compile(r"file|path|dir|module|entry|class|env|wrapper", re.IGNORECASE)
 
@@ -21,16 +21,16 @@ def check_import(
     allow: bool,
     source: str = "the run directory",
 ) -> None:
-    """Checks the environment that a run directory or a policy names, before it is made.
+    """Checks the environment that a run directory or a policy names, before it is created.
 
     Args:
       env_id, options: `env` and `env_options` of its config.json.
       allow: the user's `--allow_imports`.
-      source: where the names come from, for messages.
+      source: the origin of the names, for messages.
 
     Raises:
-      ValueError: names what would be imported or opened, and the flag. Options that can never be
-        passed on are refused whatever the flag says.
+      ValueError: the environment would import or open something and `allow` is False, or an option
+        is never allowed.
     """
     if not isinstance(env_id, str) or not isinstance(options or {}, Mapping):
         raise ValueError("env must be a string and env_options an object: config.json is damaged")

@@ -1,4 +1,4 @@
-"""Sparse policies that leave Python: C, NumPy, ONNX, StableHLO.
+"""Exports sparse policies to C, NumPy, ONNX and StableHLO.
 
     policy = export.from_actor(params, masks, "td3").pruned()
     c.source(policy).text        one C99 file, float or int8
@@ -8,8 +8,8 @@
     folder.write(out, policy, f)  a published policy; `folder.read` checks and reads it
 
 A policy of any architecture is a program of the operations in `ops`. `npz.load` and
-`stablehlo.load` read files back: they execute nothing that a file says, and raise
-`PolicyFileError` for one that is damaged.
+`stablehlo.load` read files back. Loading executes no code from a file and raises `PolicyFileError`
+if a file is damaged.
 """
 
 from rlx2_jax.export.build import from_actor

@@ -1,4 +1,4 @@
-"""The actor of one lane, read from a run directory that may still be in use."""
+"""Reads the actor of one lane from a run directory, possibly of an active run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,11 +29,11 @@ class Actor(NamedTuple):
     params: Params
     masks: Masks
     step: int  # environment steps of its lane so far
-    stats: Params | None = None  # running statistics of observations, where it has them
+    stats: Params | None = None  # running observation statistics, if any
 
 
 def actor_of(run: Run, directory: Path, lane: int) -> Actor:
-    """The newest actor of a lane that can be read; nothing is changed in the directory."""
+    """The newest readable actor of a lane. Does not modify the directory."""
     if not 0 <= lane < len(run.lanes):
         raise RunError(f"lane {lane}: the run has lanes 0 to {len(run.lanes) - 1}")
     run, directory, lane = parts.holding(run, Path(directory), lane)
@@ -66,7 +66,7 @@ def policy_of(
     low: Sequence[float] | np.ndarray | None = None,
     high: Sequence[float] | np.ndarray | None = None,
 ) -> SparsePolicy:
-    """The actor as an exported policy with all its live links. `low`, `high`: action bounds."""
+    """The actor as a policy with all its live links. `low`, `high`: action bounds."""
     heads = ALGORITHMS[config.algo].networks.actor_heads
     steps = config.actor_module.steps(actor.params, actor.stats)
     return from_actor(
@@ -83,7 +83,7 @@ def actions(actor: Actor, config: Config, obs: np.ndarray) -> np.ndarray:
 
 
 def action_bounds(run: Run) -> tuple[Any, Any]:
-    """Bounds of the task's actions if its backend reports them, else (None, None)."""
+    """The task's action bounds if the backend reports them, else (None, None)."""
     if run.backend not in envs.HOST_BACKENDS:
         return None, None
     host = envs.make_host(run.env, 1, run.backend, **run.env_options)
@@ -95,7 +95,7 @@ def action_bounds(run: Run) -> tuple[Any, Any]:
 def _from_checkpoint(
     run: Run, meta: dict[str, Any], arrays: dict[str, np.ndarray], index: int
 ) -> Actor:
-    """The actor of the lane at `index` of a checkpoint's chunk."""
+    """The actor of lane `index` of a checkpoint's chunk."""
     first = meta["chunk"] * run.chunk
     lanes = run.lanes[first : first + run.chunk]
     configs = {i: part.config for part in plan.parts(run.config, lanes) for i in part.lanes}
@@ -113,6 +113,6 @@ def _from_checkpoint(
 
 
 def masked(network: Network) -> tuple[Params, Masks]:
-    """Parameters and masks of a network of either form, host arrays."""
+    """Parameters and masks of a masked or compact network, as host arrays."""
     dense = convert.to_masked(jax.tree.map(jnp.asarray, network))
     return jax.tree.map(np.asarray, (dense.params, dense.masks))

@@ -1,4 +1,4 @@
-"""Policies from the parameters of an actor and the steps of its architecture."""
+"""Builds policies from an actor's parameters and the steps of its architecture."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ def from_actor(
         ignored.
       masks: the same tree, boolean.
       kind: a label, usually the algorithm's name.
-      steps: the architecture as tuples, each the name of an operation of `ops` with its arrays;
-        `("linear", "block_0/Dense_1")` names a layer by its path in `params`. None is an MLP of
+      steps: the architecture as tuples of an operation name in `ops` and its arrays;
+        `("linear", "block_0/Dense_1")` names a layer by its path in `params`. Default: an MLP of
         the layers in `params`.
-      heads: outputs per action. The first of them is the mean; the noise-free action tanh(mean)
-        needs no other, so they are left out.
+      heads: outputs per action. Keeps only the first one, the mean, since the noise-free action is
+        tanh(mean).
       low, high: the task's action bounds, if known.
     """
     if steps is None:

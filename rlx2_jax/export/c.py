@@ -1,8 +1,8 @@
 """A policy as one C99 file: constant arrays and one function.
 
-No allocation, no state, no library: the only header is <stdint.h>, which freestanding compilers
-have too. tanh is computed in the file itself, to 2e-7 of the true value over all floats (measured;
-the tests hold it to 1e-6): one halving, the [7/6] continued fraction, one doubling.
+No allocation, state or library; the only header is <stdint.h>, which freestanding compilers also
+have. The file includes its own tanh, accurate to 2e-7 over all floats (measured; tests require
+1e-6): one halving, the [7/6] continued fraction, one doubling.
 """
 
 import re
@@ -21,7 +21,7 @@ class CFile(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that is no C identifier, which a file's name may not be then."""
+    """Raises ValueError unless a name, which is also a file name, is a C identifier."""
     if not re.fullmatch(r"[A-Za-z_]\w{0,62}", name, re.ASCII):
         raise ValueError(
             f"name={name!r:.80}: use a C identifier, up to 63 letters, digits and underscores"
@@ -29,7 +29,7 @@ def check_name(name: str) -> None:
 
 
 def source(policy: SparsePolicy, name: str = "policy", *, int8: bool = False) -> CFile:
-    """The C file of a policy, whose function is `<name>_act`.
+    """The C file of a policy, with a function `<name>_act`.
 
     Args:
       int8: weights as 8-bit integers (see `quantize`) instead of float.

@@ -1,7 +1,7 @@
 """The operations of a policy in C.
 
-Every operation is written twice: `plain`, for observations too small for any number to overflow,
-and `watched`, whose results are finite for every input.
+Every operation has two versions: `plain`, for observations too small to cause overflow, and
+`watched`, with finite results for every input.
 """
 
 import re
@@ -19,17 +19,17 @@ from rlx2_jax.export.ops import AddSaved, LayerNorm, Normalize, Relu, Save
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.quantize import quantize
 
-_LONG = 8  # links per row from which on two sums pay
+_LONG = 8  # links per row above which two partial sums are faster
 
 
 class Arrays:
-    """The definitions of constant arrays, and what they take."""
+    """Definitions of constant arrays, and their total size."""
 
     def __init__(self, name: str):
         self.name, self.lines, self.bytes = name, [], 0
 
     def add(self, label: str, values: np.ndarray) -> str:
-        """Defines an array; its element type. C has no arrays without elements: one 0 then."""
+        """Defines an array; returns its element type. Empty arrays get one 0, as C requires."""
         values = values if len(values) else np.zeros(1, values.dtype)
         kind = {"f": "float", "i": f"int{8 * values.itemsize}_t"}
         element = kind.get(values.dtype.kind, f"uint{8 * values.itemsize}_t")
@@ -62,14 +62,14 @@ class Writer:
         self._needed = {c_templates.SATURATE, c_templates.TANH}
         self._counts: Counter[type[Op]] = Counter()
         ops = policy.ops
-        if not isinstance(ops[0], Linear | Normalize):  # these two take any observation
+        if not isinstance(ops[0], Linear | Normalize):  # these accept any observation
             self.vector(c_templates.LOAD, c_templates.LOAD_WATCHED, c_templates.CLAMP)
         for i, op in enumerate(ops):
             if isinstance(op, Linear):
                 last = i + 1 == len(ops)
                 relu = not last and isinstance(ops[i + 1], Relu)
                 _linear(self, op, "tanh" if last else "relu" if relu else "")
-            elif not (i and isinstance(op, Relu) and isinstance(ops[i - 1], Linear)):  # done there
+            elif not (i and isinstance(op, Relu) and isinstance(ops[i - 1], Linear)):  # else fused
                 _VECTOR[type(op)](self, op)
 
     @property
@@ -79,7 +79,7 @@ class Writer:
         return [x for name in order if (x := getattr(c_templates, name)) in self._needed]
 
     def number(self, kind: type[Op]) -> int:
-        """How many operations of this kind came before."""
+        """The number of previous operations of this kind."""
         self._counts[kind] += 1
         return self._counts[kind] - 1
 
@@ -87,8 +87,8 @@ class Writer:
         self._needed |= set(functions)
 
     def buffer(self, size: int, *, in_place: bool) -> str:
-        """A local array for a result: the current vector if it may be overwritten, a free one that
-        is large enough, or a new one."""
+        """A local array for a result: the current vector if it may be overwritten, else a free and
+        large enough one, else a new one."""
         if in_place and self.x != "obs" and self.x not in self.saved:
             return self.x
         used = {self.x, *self.saved}
@@ -109,7 +109,7 @@ class Writer:
 
 
 def _linear(writer: Writer, layer: Linear, activation: str) -> None:
-    """The loop over the rows of a layer; `activation` is applied to each sum."""
+    """Writes the loop over the rows of a layer, with `activation` applied to each sum."""
     name, i, arrays = writer.name, writer.number(Linear), writer.arrays
     if activation == "relu":
         writer.need(c_templates.RELU)
@@ -194,7 +194,7 @@ _VECTOR: dict[type[Op], Callable[[Writer, Any], None]] = {
 
 
 def floats(values: np.ndarray) -> Iterable[str]:
-    """Nine digits identify every float32."""
+    """C literals with nine digits, which identify every float32."""
     for value in values.tolist():
         text = f"{value:.9g}"
         yield f"{text}f" if re.search(r"[.e]", text) else f"{text}.0f"

@@ -1,4 +1,4 @@
-"""Up to which size of observations no number in a policy's C file can overflow."""
+"""The range of observations within which a policy's C file cannot overflow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _LIMIT = 2.0**127  # leaves a factor of 2 for rounding
 
 
 def harmless(policy: SparsePolicy, *, int8: bool) -> str:
-    """The largest power of two such that nothing overflows if all observations are within it."""
+    """The largest power of two such that observations up to it cause no overflow."""
     coded = quantize(policy) if int8 else ()
     fits = [e for e in range(-126, 127) if not _overflows(policy, coded, 2.0**e)]
     return f"0x1p{fits[-1]}f" if fits else "0.0f"
@@ -34,7 +34,7 @@ def _overflows(policy: SparsePolicy, coded: Sequence[Quantized], most: float) ->
 
 
 def _linear(op: Linear, coded: Quantized | None, most: float) -> tuple[float, float]:
-    """The largest number on the way, and the largest result, for inputs up to `most`."""
+    """The largest intermediate number and the largest result, for inputs up to `most`."""
     weights = np.abs((coded.values if coded else op.values).astype(np.float64))
     sums = np.bincount(op.rows, weights, op.units) * most
     scaled = sums * (coded.scales if coded else 1.0) + np.abs(op.bias)
@@ -53,7 +53,7 @@ def _normalize(op: Normalize, most: float, saved: list[float]) -> tuple[float, f
 
 
 def _layer_norm(op: LayerNorm, most: float, saved: list[float]) -> tuple[float, float]:
-    """A sum of n squares of differences; what comes out of it is within ±√n before `scale`."""
+    """A sum of n squared differences; the normalized values are within ±√n before `scale`."""
     del saved
     largest = np.sqrt(op.size) * np.abs(op.scale).astype(np.float64) + np.abs(op.bias)
     return op.size * max(most, (2 * most) ** 2), float(largest.max())

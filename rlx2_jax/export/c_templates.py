@@ -38,9 +38,9 @@ static float {name}_relu(float x)
 }}
 """
 
-# Plain sums serve up to a size of observations at which no sum can overflow, whatever their signs.
-# Beyond, a sum that is not finite is computed again with factors 2^-70 times as large: the product
-# of two floats is then below 2^116, which leaves room for 4,096 of them and for their signs.
+# Plain sums are used for observations too small to cause overflow. For larger ones, a sum that is
+# not finite is recomputed with both factors scaled by 2^-70: the product of two floats is then
+# below 2^116, which leaves room for the sum of 4,096 of them.
 SATURATE = """
 /* What 2^140 x is as a float: the largest where it is larger, 0 where x is not a number. */
 static float {name}_saturated(float x)
@@ -69,8 +69,8 @@ static float {name}_clamped(float x)
 }}
 """
 
-# With x 2^-80 times as large, squares of differences are below 2^98, which leaves room for 2^24
-# units; a variance is then either 0 or well above the smallest normal float.
+# With x scaled by 2^-80, squared differences are below 2^98, which leaves room for 2^24 units; a
+# variance is then either 0 or well above the smallest normal float.
 NORM = """
 /* 1 / sqrt(x) for normal floats: a guess from the exponent, then Newton's method. */
 static float {name}_rsqrt(float x)
@@ -159,7 +159,7 @@ void {name}_act(const float *obs, float *action)
 }}
 """
 
-# Operations other than linear ones: `plain`, and `watched`, whose results are always finite.
+# Nonlinear operations: `plain`, and `watched` with always finite results.
 LOAD = """\
     for (r = 0; r < {n}; r++) {y}[r] = {x}[r];
 """
@@ -176,7 +176,7 @@ NORMALIZE = """\
     for (r = 0; r < {n}; r++) {y}[r] = ({x}[r] - {name}_mean{i}[r]) * {name}_rstd{i}[r];
 """
 
-# Halves: a difference of two floats may be infinite, that of their halves is not.
+# The difference of two floats may overflow, the difference of their halves does not.
 NORMALIZE_WATCHED = """\
     for (r = 0; r < {n}; r++) {{
         const float half = 0.5f * {x}[r] - 0.5f * {name}_mean{i}[r];
@@ -215,7 +215,7 @@ LAYER = """\
 SHORT_ROWS = """\
             for (k = {name}_links{i}[r]; k > 0; k--) sum += {cast}*w++ * {x}[*c++];"""
 
-# Two sums at a time: one alone waits for each addition to end.
+# Two partial sums hide the latency of additions.
 LONG_ROWS = """\
             float odd = 0.0f;
             for (k = {name}_links{i}[r]; k > 1; k -= 2) {{

@@ -17,17 +17,17 @@ from rlx2_jax.training.evaluate import seeds
 from rlx2_jax.training.lane import Stream, stream_key
 from rlx2_jax.training.run import Run
 
-TOLERANCE = 0.03  # of the mean return
+TOLERANCE = 0.03  # relative to the mean return
 
 
 class Difference(NamedTuple):
-    """Return of the other policy less that of the first, over paired episodes.
+    """The return of the other policy minus that of the first, over paired episodes.
 
     Attributes:
       first, other: mean return of each.
       mean: of the differences.
-      half_width: of its 95% interval.
-      episodes: how many pairs.
+      half_width: of its 95% confidence interval.
+      episodes: number of pairs.
     """
 
     first: float
@@ -38,17 +38,17 @@ class Difference(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the first one's return."""
+        """The difference relative to the first policy's return."""
         return self.mean / abs(self.first) if self.first else math.copysign(math.inf, self.mean)
 
     @property
     def small(self) -> bool:
-        """Within 3% of the return, or not significant at 95%."""
+        """Whether the difference is within 3% of the return, or not significant at 95%."""
         return abs(self.mean) <= max(TOLERANCE * abs(self.first), self.half_width)
 
 
 def difference(first: np.ndarray, other: np.ndarray) -> Difference:
-    """Of returns `[episodes]` of two policies, one pair per seed."""
+    """The difference between the returns `[episodes]` of two policies, paired by seed."""
     gaps, degrees = other - first, len(first) - 1
     if degrees < 1:
         raise ValueError(f"{len(first)} episode(s) give no interval: use at least 2")
@@ -75,7 +75,7 @@ def host_returns(run: Run | Task, act: Act, seed: int, episodes: int) -> np.ndar
 
 
 def device_episodes(run: Run | Task, policy: SparsePolicy, seed: int, episodes: int) -> Episodes:
-    """Noise-free episodes in the run's device environments, all of them in one program."""
+    """Noise-free episodes in the run's device environments, as one program."""
     env = envs.make_device(run.env, run.backend, **run.env_options)
     act = function(policy)
 

@@ -1,4 +1,4 @@
-"""A C policy compiled and called from Python: to check it, and to time it."""
+"""Compiles C policies and calls them from Python, to check and time them."""
 
 import ctypes
 import os
@@ -13,16 +13,16 @@ STRICT = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
 
 
 def compiler() -> str | None:
-    """The C compiler: $CC, or the first of cc, gcc and clang that there is."""
+    """The C compiler: $CC, or the first available of cc, gcc and clang."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def build(sources: Sequence[Path], library: Path, flags: Sequence[str] = STRICT) -> Path:
-    """Compiles each source on its own (nothing is inlined across files) into a shared library."""
+    """Compiles sources separately (no inlining across files) into a shared library."""
     cc = compiler()
     if cc is None:
-        raise RuntimeError("there is no C compiler: install gcc or clang, or name one in CC")
+        raise RuntimeError("there is no C compiler: install gcc or clang, or set CC")
     objects = []
     for source in sources:
         objects.append(str(library.with_name(f"{library.stem}-{source.stem}.o")))
@@ -46,7 +46,7 @@ class CPolicy:
         self._obs_dim, self._action_dim = obs_dim, action_dim
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """f32[batch, act] for observations [batch, obs], one call for each."""
+        """f32[batch, act] for observations [batch, obs], with one call per observation."""
         obs = np.ascontiguousarray(obs, np.float32)
         if obs.ndim != 2 or obs.shape[1] != self._obs_dim:
             raise ValueError(f"observations must be [batch, {self._obs_dim}], got {obs.shape}")

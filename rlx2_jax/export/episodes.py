@@ -9,7 +9,7 @@ from rlx2_jax.envs import HostEnvs
 from rlx2_jax.envs.rollout import host_episodes
 
 Act = Callable[[np.ndarray], np.ndarray]  # [batch, obs] -> [batch, act] in [-1, 1]
-_AT_ONCE = 32  # environments
+_AT_ONCE = 32  # environments at a time
 
 
 class Episodes(NamedTuple):
@@ -24,7 +24,8 @@ class Episodes(NamedTuple):
     lengths: np.ndarray
 
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation (0 of one episode) and extremes of the return; mean length."""
+        """Mean, standard deviation (0 for one episode), minimum and maximum of the return; mean
+        length."""
         returns = self.returns
         return {
             "episodes": len(returns),
@@ -42,12 +43,12 @@ def play(
     seeds: Sequence[int],
     progress: Callable[[int], None] = lambda finished: None,
 ) -> Episodes:
-    """One episode per seed, each in a new environment.
+    """Plays one episode per seed, each in a new environment.
 
     Args:
-      make: `n -> n` environments.
+      make: creates n environments.
       seeds: of the environments, each in [0, 2³¹).
-      progress: called with the number of finished episodes whenever it grows.
+      progress: called with the number of finished episodes whenever it increases.
     """
     parts: list[Episodes] = []
     for begin in range(0, len(seeds), _AT_ONCE):

@@ -1,7 +1,7 @@
-"""Exporters: how each file format is written and run, in one table.
+"""The table of exporters, one per file format.
 
 An exporter writes a policy to a path and returns a function that runs the file, so that
-`rlx2 export` can compare it with the actor. `register_exporter` adds a format of your own.
+`rlx2 export` can compare it with the actor. `register_exporter` adds a custom format.
 """
 
 import tempfile
@@ -15,10 +15,10 @@ from rlx2_jax.export.policy import SparsePolicy
 
 
 class Written(NamedTuple):
-    """What an exporter returns.
+    """The result of an exporter.
 
     Attributes:
-      act: runs the written file, f32[n, obs] -> f32[n, act]; None if this machine cannot.
+      act: runs the written file, f32[n, obs] -> f32[n, act]; None if this machine cannot run it.
       constants: bytes of constants in a generated program.
     """
 
@@ -30,7 +30,7 @@ Exporter = Callable[[SparsePolicy, Path], Written]
 
 
 def write_c(policy: SparsePolicy, path: Path, *, int8: bool = False) -> Written:
-    """One C99 file whose function has the file's name; runs if there is a compiler."""
+    """One C99 file whose function is named after the file; can run if there is a compiler."""
     made = c.source(policy, path.stem, int8=int8)
     path.write_text(made.text)
     if compiled.compiler() is None:
@@ -70,7 +70,7 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 def register_exporter(name: str, exporter: Exporter) -> None:
-    """Adds a file format. Its name is a value of `rlx2 export --format` and the file's suffix."""
+    """Adds a file format. Its name is used for `rlx2 export --format` and as the file suffix."""
     if not name.isidentifier():
         raise ValueError(f"format name {name!r}: use letters, digits and underscores")
     if EXPORTERS.get(name, exporter) is not exporter:

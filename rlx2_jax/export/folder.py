@@ -1,12 +1,12 @@
 """A published policy: a folder with `policy.npz`, `policy.c`, `policy.onnx` and `policy.json`.
 
-`policy.npz` has every live link of the trained actor, so its masks can be recovered from it (of
-SAC's actor without the outputs for log σ, which noise-free actions do not need). C and ONNX hold
-the pruned form, which has fewer units and computes the same. `policy.json` says where the policy
-comes from, what it scores, and the sizes and SHA-256 checksums of the other files.
+`policy.npz` has every live link of the trained actor, so its masks can be recovered (except for
+SAC's log σ outputs, which noise-free actions do not need). The C and ONNX files hold the pruned
+policy, which has fewer units and computes the same. `policy.json` records the policy's origin, its
+score, and the sizes and SHA-256 checksums of the other files.
 
-Nothing in a folder is trusted: the C file is compiled only if it is the one that `policy.npz`
-gives, and the ONNX model is run only if it acts like `policy.npz`.
+Folders are untrusted: the C file is compiled only if it equals the one generated from `policy.npz`,
+and the ONNX model is used only if it acts like `policy.npz`.
 """
 
 import os
@@ -26,7 +26,7 @@ from rlx2_jax.export.policy import PolicyFileError, SparsePolicy
 FORMAT = 2  # 1 had an older `policy.npz`, see `npz`
 RECORD = "policy.json"
 NAME = "policy"  # of the files, and of the C function policy_act
-_FIELDS = {  # what readers of policy.json rely on
+_FIELDS = {  # required fields of policy.json
     "task": str,
     "env": str,
     "env_backend": str,
@@ -45,10 +45,10 @@ _EVALUATION = ("episodes", "first_seed", "mean", "sd", "min", "max", "mean_lengt
 
 
 class Published(NamedTuple):
-    """A folder that has been read and checked.
+    """A validated folder.
 
     Attributes:
-      folder: where it is.
+      folder: its path.
       about: the contents of policy.json.
       policy: the policy of policy.npz.
     """
@@ -61,7 +61,7 @@ class Published(NamedTuple):
         """Environments of its task.
 
         Raises:
-          PolicyFileError: they cannot be made, or do not fit the policy.
+          PolicyFileError: they cannot be created, or do not fit the policy.
         """
         about = self.about
         try:
@@ -73,7 +73,7 @@ class Published(NamedTuple):
             named = screen and not isinstance(error, ValueError)
             hint = f" (MUJOCO_GL={screen}: does this machine have it?)" if named else ""
             raise PolicyFileError(
-                f"{self.folder / RECORD}: its environment {about['env']!r:.80} cannot be made: "
+                f"{self.folder / RECORD}: its environment {about['env']!r:.80} cannot be created: "
                 f"{files.first_line(getattr(error, 'error', error))}{hint}"
             ) from error
         sizes = made.spec.obs_dim, made.spec.action_dim
@@ -81,7 +81,7 @@ class Published(NamedTuple):
             made.close()
             raise PolicyFileError(
                 f"{about['env']} has {sizes[0]} observations and {sizes[1]} actions, the policy "
-                f"{self.policy.obs_dim} and {self.policy.action_dim}: it is not of this task"
+                f"{self.policy.obs_dim} and {self.policy.action_dim}: it is not for this task"
             )
         return made
 
@@ -95,8 +95,8 @@ def write(
       expected: actions of the trained actor, [batch, obs] -> [batch, act]; files must match them.
     """
     wanted = expected(observations(policy.obs_dim))
-    for form, formats in ((policy, ("npz",)), (policy.pruned(), ("c", "onnx"))):
-        bundle = Bundle(form, NAME, out)
+    for version, formats in ((policy, ("npz",)), (policy.pruned(), ("c", "onnx"))):
+        bundle = Bundle(version, NAME, out)
         for format_ in formats:
             bundle.write(format_, wanted)
     sizes = {}
@@ -107,7 +107,7 @@ def write(
 
 
 def read(folder: Path, *, allow_imports: bool = False) -> Published:
-    """The policy that a folder holds. Nothing is executed.
+    """The policy in a folder. Executes no code from it.
 
     Args:
       allow_imports: whether its environment may import modules and open files, see
@@ -135,7 +135,7 @@ def read(folder: Path, *, allow_imports: bool = False) -> Published:
     if about["live_links"] < policy.links:
         raise PolicyFileError(
             f"{folder / NAME}.npz has {policy.links:,} links where {RECORD} counts "
-            f"{about['live_links']:,}: they are not of one policy"
+            f"{about['live_links']:,}: they belong to different policies"
         )
     return Published(folder, about, policy)
 
@@ -170,11 +170,11 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _checked(folder: Path, about: dict[str, Any], format_: str) -> bytes:
-    """A file's bytes, if they are the ones that were published."""
+    """A file's bytes, verified against its published checksum."""
     path = folder / f"{NAME}.{format_}"
     entry = about["files"].get(path.name)
     if not isinstance(entry, dict):
-        raise PolicyFileError(f"{folder / RECORD} does not know {path.name}")
+        raise PolicyFileError(f"{folder / RECORD} does not list {path.name}")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -193,7 +193,7 @@ def _run_c(published: Published) -> Act:
     data, text = _checked(published.folder, published.about, "c"), c.source(policy, NAME).text
     if data != text.encode():
         raise PolicyFileError(
-            f"{path} is not the C file that this version makes from {NAME}.npz, so it is not "
+            f"{path} is not the C file that this version generates from {NAME}.npz, so it is not "
             f"compiled: publish the policy again, or use --runtime=npz"
         )
     if compiled.compiler() is None:
@@ -214,7 +214,7 @@ RUNTIMES: dict[str, Callable[[Published], Act]] = {"npz": _run_npz, "c": _run_c,
 
 
 def runtime(published: Published, name: str) -> Act:
-    """The policy's function in one of `RUNTIMES`, after a comparison with `policy.npz`.
+    """The policy's function in one of `RUNTIMES`, verified against `policy.npz`.
 
     Raises:
       PolicyFileError: the file is damaged, or is not this policy.
@@ -227,7 +227,7 @@ def runtime(published: Published, name: str) -> Act:
         error, close = deviation(policy, obs, act(obs), policy.act(obs))
     except (PolicyFileError, ImportError):
         raise
-    except Exception as error:  # ONNX Runtime has a dozen kinds of its own
+    except Exception as error:  # ONNX Runtime raises many exception types
         path = published.folder / f"{NAME}.{name}"
         raise PolicyFileError(f"{path} cannot be run: {files.first_line(error)}") from error
     if not close:

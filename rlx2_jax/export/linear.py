@@ -1,4 +1,4 @@
-"""The linear operation of exported policies, held by its live links."""
+"""The linear operation of exported policies, stored as its live links."""
 
 import dataclasses
 import functools

@@ -8,17 +8,17 @@ from rlx2_jax.export.policy import SparsePolicy
 
 
 def load_policy(path: str | Path, lane: int = 0, *, allow_imports: bool = False) -> SparsePolicy:
-    """The policy of a trained lane: `policy(obs)` gives noise-free actions in [-1, 1].
+    """The policy of a trained lane: `policy(obs)` returns noise-free actions in [-1, 1].
 
     Args:
       path: a run directory (finished or still running), a published policy's folder, or an
         exported `.npz` file.
       lane: which lane of a run.
-      allow_imports: whether the environment that the directory names may be a module to import.
+      allow_imports: whether the directory's environment may import a module.
 
     Returns:
       A callable in plain NumPy: observations [..., obs] to f32[..., act]. `policy.scale(action)`
-      maps actions to the task's bounds where the file has them.
+      maps actions to the task's bounds, if known.
 
     >>> import numpy as np
     >>> import rlx2_jax as rlx2

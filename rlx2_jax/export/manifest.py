@@ -1,7 +1,7 @@
 """`manifest.json`: the files of an export directory, with sizes and SHA-256 checksums.
 
-ONNX and StableHLO files have no checksum of their own, and their parsers are not made for hostile
-bytes: read them through `checked`, which gives a file's bytes only if they are the ones written.
+ONNX and StableHLO files contain no checksum, and their parsers are not hardened against malicious
+input: read them through `checked`, which verifies a file's bytes.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def checked(path: Path) -> bytes:
-    """The bytes of an exported file, after comparison with its checksum."""
+    """The bytes of an exported file, verified against its checksum."""
     files = read(path.parent)["files"]
     if path.name not in files:
-        raise PolicyFileError(f"{path.parent / NAME} does not know {path.name}")
+        raise PolicyFileError(f"{path.parent / NAME} does not list {path.name}")
     try:
         data = path.read_bytes()
     except OSError as error:

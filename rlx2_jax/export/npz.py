@@ -1,19 +1,19 @@
-"""Policies as `.npz` files, read back with every array checked.
+"""Policies as `.npz` files; reading validates every array.
 
 | array | contents |
 | --- | --- |
 | `version` | u8[1], 2 |
 | `kind` | u8[], the label in ASCII |
-| `ops` | u8[ops], the program by positions in `ops.OPS` |
+| `ops` | u8[ops], the program as indices into `ops.OPS` |
 | `sizes` | i32[layers + 1], units of the observation and of each linear operation |
-| `lengths`, `bias` | number of links and bias of each unit, one layer after the other |
+| `lengths`, `bias` | number of links and bias of each unit, layer by layer |
 | `cols`, `values` | input and f32 weight of each link, in the same order |
 | `norms` | f32[], the arrays of each normalize and layer_norm, in order |
-| `bounds` | f32[2, act], where they are known |
-| `digest` | u8[32], the SHA-256 of all others |
+| `bounds` | f32[2, act], if known |
+| `digest` | u8[32], the SHA-256 of all other arrays |
 
-Version 1 had no `version`, `ops` and `norms`: it held MLPs, and `kind` was 0 (td3) or 1 (sac).
-`numpy_runtime.py` runs both alone.
+Version 1 had no `version`, `ops` and `norms`: it stored MLPs, and `kind` was 0 (td3) or 1 (sac).
+`numpy_runtime.py` runs both versions without this package.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from rlx2_jax.export.policy import MOST_OPS, PolicyFileError, SparsePolicy
 
 VERSION = 2
 RUNTIME = Path(__file__).with_name("numpy_runtime.py")
-MOST_WEIGHTS = 2**26  # of all layers without sparsity, which take 0.5 GB in `SparsePolicy.act`
+MOST_WEIGHTS = 2**26  # of all layers when dense, which take 0.5 GB in `SparsePolicy.act`
 _LINKS = ("lengths", "cols", "values", "bias")
 _MEMBERS = {*_LINKS, "digest", "kind", "norms", "ops", "sizes", "version"}
 
@@ -40,7 +40,7 @@ def unsigned(largest: int) -> np.dtype:
 
 
 def save(policy: SparsePolicy, path: Path) -> None:
-    """Writes the policy; an existing file is replaced."""
+    """Writes the policy; replaces an existing file."""
     join = np.concatenate
     lengths = join([layer.lengths for layer in policy.layers])
     cols = join([layer.cols for layer in policy.layers])
@@ -64,7 +64,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
     archive.write(Path(path), {**arrays, "digest": digest}, compressed=False)
 
 
-# The fields of normalisations in `norms`: each has one entry per unit, ε one in all.
+# The fields of normalisations in `norms`: one entry per unit each, a single one for ε.
 _NORMS: dict[type[Op], tuple[str, ...]] = {
     Normalize: ("mean", "scale"),
     LayerNorm: ("scale", "bias", "epsilon"),
@@ -72,15 +72,15 @@ _NORMS: dict[type[Op], tuple[str, ...]] = {
 
 
 def load(path: Path) -> SparsePolicy:
-    """The policy that `save` wrote. Nothing in the file is executed.
+    """Reads a file written by `save`. Executes no code from it.
 
     Raises:
-      PolicyFileError: names what is wrong with the file.
+      PolicyFileError: describes the problem with the file.
     """
     arrays = _read(Path(path))
     digest = arrays.pop("digest")
     if digest.tobytes() != _digest(arrays):
-        raise PolicyFileError(f"{path}: the contents do not have their checksum")
+        raise PolicyFileError(f"{path}: the contents do not match their checksum")
     try:
         return _policy(arrays if "version" in arrays else _from_version_1(arrays))
     except ValueError as error:
@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _from_version_1(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What version 2 would hold."""
+    """Converts version 1 to version 2."""
     kinds = {0: b"td3", 1: b"sac"}
     kind = arrays["kind"]
     if kind.dtype != np.uint8 or kind.shape != (1,) or int(kind[0]) not in kinds:
@@ -129,7 +129,7 @@ def _from_version_1(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class _Cut:
-    """Hands out an array from its start, part by part."""
+    """Takes consecutive parts of an array."""
 
     def __init__(self, array: np.ndarray):
         self._rest = array
@@ -144,7 +144,7 @@ class _Cut:
 
 
 def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
-    """The policy of arrays that may be anything; `SparsePolicy` checks each operation."""
+    """Builds a policy from untrusted arrays; `SparsePolicy` checks each operation."""
     kind, codes, sizes = arrays["kind"], arrays["ops"], arrays["sizes"]
     if kind.dtype != np.uint8 or kind.ndim != 1:
         raise ValueError(f"kind must be uint8[letters], got {kind.dtype}{kind.shape}")
@@ -171,8 +171,8 @@ def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
             weights += inputs * size
             if weights > MOST_WEIGHTS:
                 raise ValueError(
-                    f"layers up to {inputs} x {size} have {weights:,} weights without sparsity, "
-                    f"at most {MOST_WEIGHTS:,} are read"
+                    f"layers up to {inputs} x {size} have {weights:,} dense weights: at most "
+                    f"{MOST_WEIGHTS:,} are allowed"
                 )
             ops.append(_linear(inputs, size, cuts))
         else:
@@ -189,7 +189,7 @@ def _policy(arrays: dict[str, np.ndarray]) -> SparsePolicy:
 
 
 def _check_links(arrays: dict[str, np.ndarray], sizes: np.ndarray) -> None:
-    """That units and links are as many as they should be, before memory is taken for them."""
+    """Checks the numbers of units and links before allocating memory for them."""
     lengths, cols, values, bias = (arrays[name] for name in _LINKS)
     units = int(sizes[1:].sum(dtype=np.int64))
     if lengths.dtype.kind != "u" or lengths.shape != (units,) or bias.shape != (units,):

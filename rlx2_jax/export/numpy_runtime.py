@@ -1,9 +1,9 @@
-"""Runs an exported policy with NumPy alone. Copy this file beside the .npz:
+"""Runs an exported policy with only NumPy. Copy this file next to the .npz:
 
 act = load("policy.npz")
 action = act(observation)  # [obs] or [..., obs] -> [act] or [..., act], in [-1, 1]
 
-Finite observations give finite actions; one that is not a number may give actions that are not.
+Finite observations give finite actions; NaN observations may give NaN actions.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ def load(path):
     try:
         with np.load(path, allow_pickle=False) as file:
             data = {name: file[name] for name in file.files}
-        digest, found = data.pop("digest"), hashlib.sha256()
+        digest, hashed = data.pop("digest"), hashlib.sha256()
     except Exception as error:
         raise ValueError(f"{path} is not a policy file: {error}") from error
     for name in sorted(data):
-        found.update(f"{name} {data[name].dtype.str} {data[name].shape}".encode())
-        found.update(data[name].tobytes())
-    if digest.tobytes() != found.digest():
-        raise ValueError(f"{path} is damaged: its contents do not have their checksum")
+        hashed.update(f"{name} {data[name].dtype.str} {data[name].shape}".encode())
+        hashed.update(data[name].tobytes())
+    if digest.tobytes() != hashed.digest():
+        raise ValueError(f"{path} is damaged: its contents do not match their checksum")
     if data.get("version", np.array([1])).tolist() not in ([1], [2]):
-        raise ValueError(f"{path} has a newer format: take the runtime that was written with it")
+        raise ValueError(f"{path} has a newer format: use the runtime that was written with it")
     size, *units = data["sizes"].tolist()
     program, codes = [], data.get("ops", ([0, 1] * len(units))[:-1])
 
@@ -47,7 +47,7 @@ def load(path):
     def one(x):
         x, saved = np.clip(x, -most, most), []
         for op, arrays in program:
-            x = np.clip(op(x, saved, *arrays), -most, most)  # so that no sum is infinite
+            x = np.clip(op(x, saved, *arrays), -most, most)  # prevents infinite sums
         return np.tanh(x).astype(np.float32)
 
     return lambda obs: np.apply_along_axis(one, -1, np.asarray(obs, np.float64))

@@ -1,9 +1,8 @@
 """A policy as an ONNX model, input `obs` [batch, obs], output `action` [batch, act] in [-1, 1].
 
-Weights are dense, zeros where there is no link: that is what every ONNX runtime is fast at, and
-sparse initialisers are not widely read. A pruned policy is a smaller dense one. Sums are plain
-float32: observations near 1e38 (with layer normalisation: 1e18) may overflow, and actions are
-then NaN.
+Weights are dense, with zeros for absent links: every ONNX runtime is fast at dense products, and
+few support sparse initialisers. A pruned policy gives a smaller dense model. Sums are plain
+float32: observations near 1e38 (with layer normalisation: 1e18) may overflow and give NaN actions.
 """
 
 from collections.abc import Callable
@@ -18,12 +17,12 @@ from rlx2_jax.export.ops import AddSaved, LayerNorm, Normalize, Relu, Save
 from rlx2_jax.export.policy import SparsePolicy
 
 OPSET = 17
-IR_VERSION = 8  # what came with the opset: older runtimes refuse newer ones
+IR_VERSION = 8  # the one of the opset: older runtimes reject newer versions
 INSTALL = "pip install 'rlx2_jax[export]'"
 
 
 class _Graph:
-    """Nodes and constants of a model in the making; `x` names the current vector."""
+    """Nodes and constants of a model under construction; `x` names the current vector."""
 
     def __init__(self, onnx: Any):
         self._onnx = onnx
@@ -93,7 +92,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
 
 
 def session(source: Path | bytes, threads: int = 1) -> Any:
-    """An ONNX Runtime session on the CPU, of a file or of its contents."""
+    """An ONNX Runtime session on the CPU, for a file or its contents."""
     runtime = _import("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
@@ -116,6 +115,6 @@ def _import(package: str) -> Any:
 
 
 def check_installed() -> None:
-    """Raises ImportError with advice where a package is missing."""
+    """Raises ImportError with install advice if a package is missing."""
     for package in ("onnx", "onnxruntime"):
         _import(package)

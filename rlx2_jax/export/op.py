@@ -1,4 +1,4 @@
-"""What all operations of an exported policy have in common."""
+"""The base class of the operations of an exported policy."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,22 +6,22 @@ import numpy as np
 
 
 class Op:
-    """One operation. `saved` is the stack: of sizes or of values; methods push and pop."""
+    """One operation. `saved` is the stack (of sizes or values), which methods push and pop."""
 
     name: ClassVar[str]
 
     @classmethod
     def make(cls, *arrays: Any) -> Self:
-        """From anything that converts to float32."""
+        """Creates the operation from anything that converts to float32."""
         return cls(*(np.asarray(a, np.float32) for a in arrays))
 
     @property
     def size(self) -> int | None:
-        """The length of x that it needs; None: any."""
+        """The required length of x; None: any."""
         return None
 
     def check(self, where: str) -> None:
-        """Raises ValueError if the arrays of the operation make no sense."""
+        """Raises ValueError if the arrays of the operation are invalid."""
 
     def outputs(self, inputs: int, saved: list[int]) -> int:
         """The length of the result for an x of length `inputs`; ValueError if it does not fit."""

@@ -1,14 +1,14 @@
 """The operations of an exported policy. Each maps a vector x [..., n] to the next, in NumPy:
 
-    linear      W x + b, with W held by its live links
+    linear      W x + b, with W stored as its live links
     relu        max(x, 0)
     normalize   (x - mean) * scale, of observations
     layer_norm  (x - E[x]) / sqrt(Var[x] + ε) * scale + bias, E and Var over the units
     save        x; pushes it on a stack
     add_saved   x + what the matching `save` pushed: a residual connection
 
-A new operation is a class here and one entry in the table of each exporter. Files refer to
-operations by their position in `OPS`.
+To add an operation, add a class here and one entry to the table of each exporter. Files refer to
+operations by their index in `OPS`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 from rlx2_jax.export.linear import Linear
 from rlx2_jax.export.op import Op, check_array
 
-EPSILONS = (1e-12, 1.0)  # of layer_norm: float32 can take the square root of both
+EPSILONS = (1e-12, 1.0)  # bounds on ε of layer_norm, safe for square roots in float32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class LayerNorm(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Save(Op):
-    """Pushes x, the beginning of a residual connection."""
+    """Pushes x: the start of a residual connection."""
 
     name = "save"
 
@@ -106,13 +106,13 @@ class Save(Op):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AddSaved(Op):
-    """x = x + pop, the end of a residual connection."""
+    """x = x + pop: the end of a residual connection."""
 
     name = "add_saved"
 
     def outputs(self, inputs: int, saved: list[int]) -> int:
         if not saved:
-            raise ValueError("has nothing to add: there is no save before it that is not used up")
+            raise ValueError("has nothing to add: there is no unmatched save before it")
         if (size := saved.pop()) != inputs:
             raise ValueError(f"adds {size} saved values to {inputs}")
         return inputs
@@ -125,6 +125,6 @@ OPS: tuple[type[Op], ...] = (Linear, Relu, Normalize, LayerNorm, Save, AddSaved)
 
 
 def _centred(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x - E[x] and Var[x] over the last axis, which stays."""
+    """x - E[x] and Var[x] over the last axis, which is kept."""
     centred = x - x.mean(-1, keepdims=True)
     return centred, (centred * centred).mean(-1, keepdims=True)

@@ -1,9 +1,9 @@
-"""The neutral form of an exported policy: a program of operations on one vector, in NumPy.
+"""The format-independent exported policy: a program of operations on one vector, in NumPy.
 
     x = observation,   x = op(x) for each op of the program,   action = tanh(x) in [-1, 1]
 
 An MLP is linear, relu, ..., linear; other architectures add normalisation and residual
-connections, see `ops`. Every exporter starts from this form.
+connections, see `ops`. Every exporter takes this class as input.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ _TRIALS, _MARGIN = 2, 4.0  # of `rounding`
 
 
 class PolicyFileError(Exception):
-    """Not a policy file, or a damaged one; the message says what is wrong."""
+    """Not a policy file, or a damaged one; the message describes the problem."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparsePolicy:
-    """A deterministic policy of live links.
+    """A deterministic sparse policy.
 
     Attributes:
       kind: a label, usually the algorithm that trained it.
       ops: the program; the last one is linear, and its outputs are the actions before tanh.
-      low, high: f32[action_dim], the task's action bounds, or None where they are not known.
-        `act` stays in [-1, 1]; `scale` goes from there to the bounds.
+      low, high: f32[action_dim], the task's action bounds, or None if unknown. `act` returns
+        actions in [-1, 1]; `scale` maps them to the bounds.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class SparsePolicy:
 
     @property
     def dense_bytes(self) -> int:
-        """Weights and biases of these sizes without sparsity, as float32."""
+        """Bytes of dense float32 weights and biases of these sizes."""
         return 4 * sum((x.inputs + 1) * x.units for x in self.layers)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
@@ -81,19 +81,19 @@ class SparsePolicy:
         return self.act(obs)
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        """f32[..., act] for observations [..., obs]; the reference of all exported forms.
+        """f32[..., act] for observations [..., obs]; the reference for all file formats.
 
-        Units saturate at the largest float32, so that finite observations give actions in [-1, 1].
-        An observation that is not a number gives actions that are not.
+        Units saturate at the largest float32, so finite observations give actions in [-1, 1]. NaN
+        observations give NaN actions.
         """
         return self._run(obs, lambda x: x).astype(np.float32)
 
     def rounding(self, obs: np.ndarray) -> np.ndarray:
-        """How far float32 arithmetic may take actions from `act`: f64[act].
+        """The possible error of float32 arithmetic compared to `act`: f64[act].
 
-        Measured on the observations [batch, obs]: every number on the way is changed by a few units
-        in its last place, in random directions. Trained policies cancel large terms, so this can be
-        well above the precision of an action.
+        Measured on observations [batch, obs] by perturbing every intermediate number by a few ulps
+        in random directions. Trained policies cancel large terms, so this can be well above the
+        precision of an action.
         """
         rng = np.random.default_rng(0)
         exact, largest = self.act(obs), np.zeros(self.action_dim)
@@ -114,26 +114,25 @@ class SparsePolicy:
         return np.tanh(x)
 
     def scale(self, action: np.ndarray) -> np.ndarray:
-        """Actions [..., act] in [-1, 1] to the task's bounds."""
+        """Maps actions [..., act] in [-1, 1] to the task's bounds."""
         if self.low is None or self.high is None:
-            raise ValueError("this policy does not know the bounds of its task's actions")
+            raise ValueError("this policy has no action bounds")
         centre, half = halves(self.low, self.high)
         return centre + half * action
 
     def pruned(self) -> "SparsePolicy":
-        """The same function with fewer units.
+        """The same function with fewer units, up to rounding of biases.
 
-        Only hidden units between two linear operations can go, with at most a ReLU between these:
-        other operations need the whole vector. A hidden unit without live inputs is a constant,
-        relu(b), and moves into the biases of the next layer; one that nothing reads is dropped; a
-        link of value 0 is removed. Up to the rounding of these biases nothing changes. Hidden units
-        are then sorted by their number of links, so that loops over rows of equal length follow one
-        another.
+        Removes hidden units between two linear operations with at most a ReLU in between; other
+        operations need the whole vector. A hidden unit without live inputs is a constant, relu(b),
+        which moves to the biases of the next layer; unused units and links of value 0 are removed.
+        Hidden units are then sorted by their number of links, so that rows of equal length are
+        adjacent.
         """
         return _pruned(self)
 
     def with_layers(self, layers: Sequence[Linear]) -> "SparsePolicy":
-        """The same program with other linear operations."""
+        """The same program with its linear operations replaced."""
         rest = iter(layers)
         ops = (next(rest) if isinstance(op, Linear) else op for op in self.ops)
         return dataclasses.replace(self, ops=tuple(ops))
@@ -161,7 +160,7 @@ def _pruned(policy: SparsePolicy) -> SparsePolicy:
         weights[i + 1][:, constant] = 0.0
     for i in reversed(hidden):
         used = np.flatnonzero((weights[i + 1] != 0).any(axis=0))
-        if not len(used):  # nothing depends on the observation; one idle unit keeps the shape
+        if not len(used):  # the output is constant; keep one unit for a valid shape
             used = np.zeros(1, np.intp)
         used = used[np.argsort((weights[i][used] != 0).sum(axis=1), kind="stable")]
         weights[i + 1] = weights[i + 1][:, used]
@@ -170,7 +169,7 @@ def _pruned(policy: SparsePolicy) -> SparsePolicy:
 
 
 def _hidden(policy: SparsePolicy) -> dict[int, bool]:
-    """Layers whose outputs only the next layer reads, and whether through a ReLU."""
+    """Layers whose outputs only the next layer reads, and whether there is a ReLU in between."""
     at = [i for i, op in enumerate(policy.ops) if isinstance(op, Linear)]
     between = [policy.ops[a + 1 : b] for a, b in pairwise(at)]
     return {
@@ -179,12 +178,12 @@ def _hidden(policy: SparsePolicy) -> dict[int, bool]:
 
 
 def halves(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half range of action bounds; halved first, as a sum may be infinite."""
+    """Centre and half range of action bounds; halves first, since sums may overflow."""
     return high / 2 + low / 2, high / 2 - low / 2
 
 
 def validate(policy: SparsePolicy) -> None:
-    """Raises ValueError naming the first thing that does not describe a policy."""
+    """Raises ValueError for the first invalid property."""
     if not re.fullmatch(r"[\w.+-]{1,40}", policy.kind, re.ASCII):
         raise ValueError(f"kind is {policy.kind!r:.60}: use 1 to 40 letters, digits, _ . + or -")
     _validate_program(policy.ops)
@@ -199,7 +198,7 @@ def validate(policy: SparsePolicy) -> None:
 
 
 def _validate_program(ops: tuple[Op, ...]) -> None:
-    """Each operation alone, then the sizes and the stack from the first to the last."""
+    """Checks each operation, then the sizes and the stack through the program."""
     if not ops or not isinstance(ops[-1], Linear):
         raise ValueError("a policy ends with a linear operation, whose outputs are the actions")
     if len(ops) > MOST_OPS:
@@ -218,7 +217,7 @@ def _validate_program(ops: tuple[Op, ...]) -> None:
 
 
 def _where(ops: tuple[Op, ...], i: int) -> str:
-    """`layer l` for linear operations, counted without the others; `op i (name)` for these."""
+    """`layer l` for the l-th linear operation, `op i (name)` for others."""
     if isinstance(ops[i], Linear):
         return f"layer {sum(isinstance(op, Linear) for op in ops[:i])}"
     return f"op {i} ({ops[i].name})"

@@ -1,6 +1,6 @@
 """A policy as serialized StableHLO: f32[batch, obs] -> f32[batch, act], any batch, for CPU, CUDA
-and TPU. Weights are constants of the program, dense as XLA wants them. Sums are plain float32:
-observations near 1e38 (with layer normalisation: 1e18) may overflow, and actions are then NaN.
+and TPU. Weights are dense constants of the program. Sums are plain float32: observations near 1e38
+(with layer normalisation: 1e18) may overflow and give NaN actions.
 
     jax.export.deserialize(bytearray(path.read_bytes())).call(obs)
 
@@ -26,7 +26,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def _wide(array: np.ndarray, x: jax.Array) -> jax.Array:
-    """A constant vector for every row of x."""
+    """A constant vector broadcast to every row of x."""
     return jnp.broadcast_to(jnp.asarray(array), x.shape)
 
 
@@ -65,7 +65,7 @@ _OPS: dict[type[Op], Callable[[Any, jax.Array, list[jax.Array]], jax.Array]] = {
 
 
 def function(policy: SparsePolicy) -> Callable[[jax.Array], jax.Array]:
-    """The policy in JAX, weights dense: f32[batch, obs] -> f32[batch, act]."""
+    """The policy in JAX, with dense weights: f32[batch, obs] -> f32[batch, act]."""
 
     def act(obs: jax.Array) -> jax.Array:
         x, saved = obs, []
@@ -77,7 +77,7 @@ def function(policy: SparsePolicy) -> Callable[[jax.Array], jax.Array]:
 
 
 def serialized(policy: SparsePolicy) -> bytes:
-    """The program of a policy."""
+    """The serialized program of a policy."""
     shape = export.symbolic_shape(f"batch, {policy.obs_dim}")
     program = export.export(jax.jit(function(policy)), platforms=PLATFORMS)
     return bytes(program(jax.ShapeDtypeStruct(shape, np.float32)).serialize())
@@ -89,7 +89,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
 
 
 def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The policy's function; the file must have the checksum in the manifest."""
+    """The policy's function; verifies the file's checksum in the manifest."""
     data = manifest.checked(Path(path))
     try:
         program = export.deserialize(bytearray(data))

@@ -1,9 +1,9 @@
-"""Adam (Kingma and Ba, 2015) on all arrays of a network at once, guarded.
+"""Adam (Kingma and Ba, 2015) on all arrays of a network at once, guarded against non-finite grads.
 
     m ← β₁ m + (1 - β₁) g,  v ← β₂ v + (1 - β₂) g²,  θ ← θ - λ m̂ / (√v̂ + ε)
 
-The state is optax's. On a CPU with the kernel library the whole step, with its guard and its
-masks, is one call that works in place; elsewhere it is optax's own.
+The state is optax's. On a CPU with the kernel library the whole step, including the guard and the
+masks, is one in-place call; elsewhere it is optax's Adam.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ B1, B2, EPS = 0.9, 0.999, 1e-8
 _adam = optax.scale_by_adam(B1, B2, EPS)
 init: Callable[[Params], Any] = _adam.init
 update: Callable[[Params, Any], tuple[Any, Any]] = _adam.update
-# Below so many numbers a call costs more than it saves.
+# Below this number of parameters a kernel call costs more than it saves.
 _LEAST_SIZE = 1_000
 
 
@@ -33,10 +33,10 @@ def guarded_step(
     masks: Masks | None = None,
     active: Array | bool = True,
 ) -> tuple[Params, Any, Array]:
-    """One step, or none where `active` is False: new parameters, new moments, finite: bool[].
+    """One step if `active`; returns parameters, moments and whether `grads` were finite: bool[].
 
-    Where any gradient is not finite, zeros take the place of all of them. With `masks`, gradients
-    off the mask count as zero, and so is every parameter there afterwards.
+    If any gradient is not finite, all are replaced by zeros. With `masks`, gradients and new
+    parameters are zero off the mask.
     """
     alike = {leaf.dtype for leaf in jax.tree.leaves((params, grads, moments.mu, moments.nu))}
     args = (params, moments, grads, learning_rate, masks, jnp.asarray(active))
@@ -88,9 +88,9 @@ def _kernel(params, moments, grads, learning_rate, masks, active):
 
 
 def guard(grads: Params) -> tuple[Params, Array]:
-    """`grads`, or zeros where any of them is not finite, and whether all were: bool[].
+    """`grads`, or zeros if any of them is not finite, and whether all were finite: bool[].
 
-    So a network never takes in a non-finite number; the caller decides what to do with its lane.
+    This keeps non-finite numbers out of networks; the caller decides how to treat the lane.
     """
     finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
     return jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads), finite

@@ -2,9 +2,9 @@
 //
 //   rlx2_adam(scalars, (params, mu, nu, grads[, mask])...) -> (finite, (params, mu, nu)...)
 //
-// scalars [4]: learning rate, 1 / (1 - b1^t), 1 / (1 - b2^t), and whether to step at all. Where a
-// gradient is not finite, zeros take the place of all of them. Every operand has the same leading
-// lane axes; the results may be the operands' own memory.
+// scalars [4]: learning rate, 1 / (1 - b1^t), 1 / (1 - b2^t), and whether to step at all. If any
+// gradient is not finite, all are replaced by zeros. Every operand has the same leading lane axes;
+// results may alias operands.
 
 #ifndef RLX2_COMPACT_ADAM_FFI_H_
 #define RLX2_COMPACT_ADAM_FFI_H_
@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int64_t kAdamChunk = 8192;  // elements of a task
-constexpr int64_t kAdamWork = 16;     // multiply-adds that an element is worth
+constexpr int64_t kAdamWork = 16;     // cost of an element in multiply-adds
 
 template <typename T>
 struct AdamArrays {
@@ -144,7 +144,7 @@ ffi::Error AdamStep(ffi::ThreadPool pool, ffi::AnyBuffer scalars, ffi::Remaining
                           masked ? all.mask + at : nullptr, all.new_params + at,
                           all.new_mu + at,     all.new_nu + at};
     const T* s = scalars.typed_data<T>() + 4 * lane;
-    if (s[3] == T(0)) {  // no step: as it was
+    if (s[3] == T(0)) {  // no step: copy
       if (a.new_params != a.params) std::copy_n(a.params, n, a.new_params);
       if (a.new_mu != a.mu) std::copy_n(a.mu, n, a.new_mu);
       if (a.new_nu != a.nu) std::copy_n(a.nu, n, a.new_nu);

@@ -58,7 +58,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def _run(command: list[str], timeout: float) -> "subprocess.CompletedProcess[str]":
-    # Never waits for input; a compiler's messages may be in any encoding.
+    # No stdin, so it never waits for input; compiler messages may be in any encoding.
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,11 +1,11 @@
-"""A whole multilayer perceptron of live links as one differentiable call.
+"""A compact multilayer perceptron as one differentiable call.
 
     mlp(flat, index, x) = W_{L-1} relu(... relu(W_0 x + b_0) ...) + b_{L-1}
 
-One forward and one backward call per network: bias, ReLU and its mask in the backward pass are
-part of the products, activations stay in the kernels' own layout. Works under jit, vmap (lanes,
-each with its own topology; twin networks are two more lanes), grad and scan. On a CPU with the
-kernel library it runs there, elsewhere in plain XLA, and it lowers for every platform.
+One forward and one backward kernel call per network, with bias, ReLU and its backward mask fused
+into the products, and activations in the kernels' layout. Works under jit, vmap (over lanes with
+different topologies, and over ensemble members), grad and scan. Uses the kernel library on CPUs if
+available, else plain XLA, and lowers for every platform.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from rlx2_jax.kernels.layout import Array, Index, Spec
 
 
 class Probe(NamedTuple):
-    """A zero argument of `mlp` whose gradient is what growth needs (see `growth_inputs`)."""
+    """A zero argument of `mlp` whose gradient gives the inputs of growth (see `growth_inputs`)."""
 
     acts: Array
     grads: Array
@@ -44,7 +44,7 @@ def mlp(
     Args:
       flat: [parameters], float32 or float64; differentiable.
       x: same dtype; differentiable. With `feature_major`, [in, batch] -> [out, batch].
-      relu_last: apply ReLU after the last layer too (a hidden layer called on its own).
+      relu_last: also apply ReLU after the last layer (to call a hidden layer separately).
       probe: see `make_probe`.
     """
     if x.ndim == 1:
@@ -71,7 +71,7 @@ def _execution() -> str:
     how = native.execution()
     if how == "off":
         raise RuntimeError(
-            "compact networks are switched off by RLX2_COMPACT=off: use the masked form"
+            "compact networks are disabled by RLX2_COMPACT=off: use masked execution"
         )
     if how == "xla" and not fallback.has_csr():
         return "dense"
@@ -83,8 +83,8 @@ def make_probe(
 ) -> Probe:
     """Zeros to pass to exactly one application of `mlp` on `batch` inputs.
 
-    Differentiating a loss with respect to the probe as well costs one more output of the backward
-    call and yields, instead of a gradient, the inputs and output gradients of every layer.
+    The "gradient" of a loss with respect to the probe contains the inputs and output gradients of
+    every layer; it costs one more output of the backward call.
     """
     kept = spec.widths[: len(spec.nnz) + relu_last]
     return Probe(
@@ -93,14 +93,14 @@ def make_probe(
 
 
 def join_probes(probes: Sequence[Probe]) -> Probe:
-    """The probe of a chain from the probes of its layers."""
+    """Joins the probes of the layers of a chain."""
     return Probe(*(jnp.concatenate(parts) for parts in zip(*probes)))
 
 
 def growth_inputs(spec: Spec, probe_gradient: Probe, batch: int) -> list[tuple[Array, Array]]:
     """Per layer (x [in, batch], g_y [out, batch]); the dense gradient of its kernel is x g_yᵀ.
 
-    The columns are the batch in some order, the same one for x and g_y of a layer.
+    The columns are the batch in some order, which is the same for x and g_y of a layer.
     """
     inputs = fallback.split(probe_gradient.acts, spec.widths[:-1], batch)
     outputs = fallback.split(probe_gradient.grads, spec.widths[1:], batch)
@@ -108,7 +108,7 @@ def growth_inputs(spec: Spec, probe_gradient: Probe, batch: int) -> list[tuple[A
 
 
 def unblock(flat: Array, features: int, batch: int) -> Array:
-    """[features, batch] from the kernels' blocks (64, then 16, 4 and 1 columns; see mlp.h)."""
+    """[features, batch] from the kernels' blocked layout (64, 16, 4 and 1 columns; see mlp.h)."""
     parts, column = [], 0
     for width in (64, 16, 4, 1):
         count = (batch - column) // width
@@ -133,7 +133,7 @@ def _unblock_all(flat: Array, features: tuple[int, ...], batch: int) -> Array:
 )
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """Which gradients a backward pass must yield (static: a residual without arrays)."""
+    """The gradients that a backward pass must compute (a static residual, without arrays)."""
 
     dflat: bool
     dx: bool
@@ -151,13 +151,13 @@ def _attributes(spec: Spec, relu_last: bool, feature_major: bool) -> dict[str, A
 
 @functools.cache
 def _function(spec: Spec, relu_last: bool, feature_major: bool, how: str):
-    """The custom_vjp function of one static network, over (flat, index, x, probe)."""
+    """The custom_vjp function of (flat, index, x, probe) for one static network."""
     attributes = _attributes(spec, relu_last, feature_major)
     options = {"relu_last": relu_last, "feature_major": feature_major}
     kept = spec.widths[: len(spec.nnz) + relu_last]
 
     def on_platform(kernel, plain, *args):
-        """The kernels (or the CSR product) exist on CPUs only; elsewhere the dense form."""
+        """Kernels (or CSR products) on CPUs, dense products elsewhere."""
         default = functools.partial(plain, csr=False)
         if how == "dense":
             return default(*args)

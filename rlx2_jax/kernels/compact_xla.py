@@ -1,9 +1,9 @@
-"""The compact network in plain XLA: the same two functions as the kernels, on any platform.
+"""Compact networks in plain XLA: the same two functions as the kernels, on any platform.
 
-On a CPU without the kernel library the products go through jaxlib's own CSR product where it is
-there; elsewhere the values are scattered into a dense matrix. The weight gradient is computed
-dense, then gathered. `acts` and `grads` hold one [features, batch] array per layer, one after the
-other; their sizes (not their order inside) are those of the kernels.
+On a CPU without the kernel library this uses jaxlib's CSR product if available; elsewhere it
+scatters the values into a dense matrix. The weight gradient is computed densely, then gathered.
+`acts` and `grads` concatenate one [features, batch] array per layer; their sizes, but not their
+internal order, are those of the kernels.
 """
 
 import functools
@@ -19,7 +19,7 @@ _CSR = "cpu_csr_sparse_dense_ffi"
 
 @functools.cache
 def has_csr() -> bool:
-    """Whether jaxlib's private CSR product exists and computes the expected product."""
+    """Whether jaxlib's private CSR product exists and is correct."""
     ptr, idx = jnp.array([0, 1, 1, 2], jnp.int32), jnp.array([1, 0, 0], jnp.int32)
     rhs = jnp.array([[1.0, 2.0], [3.0, 4.0]], jnp.float32)
     try:
@@ -37,7 +37,7 @@ def _csr_product(values: Array, ptr: Array, idx: Array, rhs: Array) -> Array:
 
 
 def _row_of(ptr: Array, nnz: int) -> Array:
-    """Row of each link; padding gets the number of rows, which scatters and gathers drop."""
+    """Row of each link; the number of rows for padding, which scatters and gathers drop."""
     links = jnp.arange(nnz, dtype=jnp.int32)
     # Unrolled: a loop inside the training loop would be a round trip to the host on a GPU.
     after = jnp.searchsorted(ptr, links, side="right", method="scan_unrolled")
@@ -74,7 +74,7 @@ def forward(
 
 
 def split(flat: Array, features: tuple[int, ...], batch: int) -> list[Array]:
-    """The [features, batch] arrays that lie one after the other in `flat`."""
+    """The [features, batch] arrays that are concatenated in `flat`."""
     parts, start = [], 0
     for n in features:
         parts.append(flat[start : start + n * batch].reshape(n, batch))
@@ -92,7 +92,7 @@ def backward(
     feature_major: bool,
     csr: bool,
 ) -> tuple[Array, Array, Array]:
-    """(dflat, dx, grads); XLA drops what the caller does not use."""
+    """(dflat, dx, grads); XLA removes unused results."""
     spec: Spec = index.spec
     g = dy if feature_major else dy.T
     kept = split(acts, spec.widths[: len(spec.nnz) + relu_last], g.shape[1])

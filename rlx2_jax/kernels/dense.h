@@ -16,8 +16,8 @@
 
 namespace rlx2 {
 
-// What becomes of a product before it is stored in C: plus bias, ReLU, kept where gate > 0 (gate
-// has the shape of C). NaN passes ReLU.
+// The epilogue of a product before it is stored in C: bias, ReLU, zeros where gate <= 0 (gate has
+// the shape of C). ReLU propagates NaN.
 template <typename T>
 struct Finish {
   T* c;
@@ -27,9 +27,9 @@ struct Finish {
   bool relu = false;
 };
 
-// C [rows, columns] = A B over `depth`. With `strips`, A is as PackStrips leaves it and B as
-// PackPanels does. Without, A is [rows, depth] with rows `lda` apart, and B a single column or as
-// KeepLive leaves it, block by block, with what it noted in `live`.
+// C [rows, columns] = A B over `depth`. With `strips`, A was packed by PackStrips and B by
+// PackPanels. Otherwise A is [rows, depth] with row stride `lda`, and B is a single column, or was
+// compacted block by block by KeepLive, which also wrote `live`.
 template <typename T>
 struct Gemm {
   int64_t rows, columns, depth;
@@ -41,14 +41,14 @@ struct Gemm {
   const int32_t* live = nullptr;
 };
 
-// Columns of weights or of their gradients that one task takes. Rows of such a block of weights
-// that are all 0, as many are in sparse networks, are left out: of each block it is noted how many
-// rows are live and which, depth + 1 numbers.
+// Columns of weights or weight gradients per task. Rows of a block of weights that are all 0, which
+// are common in sparse networks, are skipped: each block records the number of live rows and their
+// indices, depth + 1 numbers.
 constexpr int64_t kBlock = 32;
 inline int64_t Blocks(int64_t columns) { return (columns + kBlock - 1) / kBlock; }
 
-// B [depth, columns] before it is packed; `transposed` if stored [columns, depth]. `ld`: distance
-// of stored rows.
+// B [depth, columns] before packing; `transposed` if stored [columns, depth]. `ld`: stride of the
+// stored rows.
 template <typename T>
 struct Stored {
   int64_t depth, columns;
@@ -66,7 +66,7 @@ struct Stored {
 namespace rlx2 {
 namespace dense {
 
-// Room for a packed B of any instruction set, and for what is live of its blocks behind it.
+// Room for a packed B of any instruction set, followed by the live rows of its blocks.
 inline int64_t PackedSize(int64_t depth, int64_t columns) {
   return Blocks(columns) * (kBlock * depth + depth + 1);
 }
@@ -121,14 +121,14 @@ struct Net {
   std::vector<T*> dkernel, dbias;
 };
 
-// The columns of block `block`, out of `all`; columns <= 0 if the block lies beyond them.
+// The columns of block `block` out of `all`; columns <= 0 if the block is out of range.
 struct Columns {
   int64_t first, columns;
   Columns(int64_t block, int64_t all)
       : first(block * kBlock), columns(std::min(kBlock, all - first)) {}
 };
 
-// The live rows of block `block` of B, to where PackPanels of all of it would have them.
+// Packs the live rows of block `block` of B, at their position in PackPanels of all of B.
 template <typename T>
 void PackBlock(const Stored<T>& m, int64_t block, T* to) {
   const Columns c(block, m.columns);
@@ -140,12 +140,12 @@ void PackBlock(const Stored<T>& m, int64_t block, T* to) {
   KeepLive<T>(m.depth, c.columns, panels, live);
 }
 
-// A forward pass: Pack every block of columns, then Rows for all parts of the batch, with one
+// A forward pass: Pack every block of columns, then Rows for all parts of the batch, sharing one
 // scratch.
 template <typename T>
 struct Forward {
   const std::vector<int64_t>& width;
-  std::vector<int64_t> packed;  // where each layer's weights begin in the scratch
+  std::vector<int64_t> packed;  // offset of each layer's weights in the scratch
   int64_t size = 0, blocks = 0;
 
   explicit Forward(const std::vector<int64_t>& width) : width(width) {
@@ -189,13 +189,14 @@ struct Forward {
 };
 
 // A backward pass: Pack every block of columns, then Rows for all parts of the batch, then Weights
-// of every block, with one scratch. Every sum over the batch has one order, whoever does what.
+// of every block, sharing one scratch. Sums over the batch have a fixed order, for any number of
+// threads.
 template <typename T>
 struct Backward {
   const std::vector<int64_t>& width;
   const int64_t batch, layers;
   const bool need_params, need_dx;
-  // Where each layer's W', gradient of its output before ReLU, and input (in strips) begin.
+  // Offsets of each layer's W', pre-activation gradient, and input (in strips).
   std::vector<int64_t> packed, slope, strips;
   int64_t size = 0, packs = 0, blocks = 0;
 
@@ -226,7 +227,7 @@ struct Backward {
     }
   }
 
-  // Rows [begin, end) of every layer's gradient and, where wanted, of dx.
+  // Rows [begin, end) of every layer's gradient and, if wanted, of dx.
   void Rows(const Net<T>& net, T* scratch, const T* dy, int64_t begin, int64_t end, T* dx) const {
     for (int64_t l = layers - 1; l >= 0; --l) {
       const T* a = l > 0 ? net.acts[l - 1] : net.x;

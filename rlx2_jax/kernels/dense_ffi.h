@@ -3,12 +3,12 @@
 //   rlx2_dense_forward (x, (kernel, bias)...) -> (y, acts...)
 //   rlx2_dense_backward(x, dy, kernel..., acts...) -> (dx, (dkernel, dbias)...)
 //
-// `nets` networks of the same sizes see the same x. Operands come layer by layer with a leading
+// `nets` networks of the same sizes share the input x. Operands come layer by layer with a leading
 // axis of networks: kernel [n, in, out], bias [n, out] with n >= nets (only the first `nets` are
-// used; n == nets where gradients are wanted), acts [nets, batch, features] per hidden layer,
+// used; n == nets if gradients are wanted), acts [nets, batch, features] per hidden layer,
 // y [nets, batch, out], dx [nets, batch, in]. Every operand may have leading lane axes; an axis of
 // size 1 is shared by all lanes. acts and the gradients of the parameters are all present or all
-// absent; a dx that is not wanted has size 0.
+// absent; an unwanted dx has size 0.
 
 #ifndef RLX2_COMPACT_DENSE_FFI_H_
 #define RLX2_COMPACT_DENSE_FFI_H_
@@ -22,10 +22,10 @@
 
 namespace {
 
-// Rows of the batch that one task takes.
+// Rows of the batch per task.
 constexpr int64_t kDenseRows = 16;
 
-// One operand or result: its numbers, where each lane begins, and the numbers of one network.
+// One operand or result: its data, the lane strides, and the number of elements per network.
 template <typename T>
 struct Operand {
   T* data;
@@ -195,7 +195,7 @@ ffi::Error DenseBackwardImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuf
                              int64_t nets, int64_t batch, bool need_dx) {
   const auto lane_dims = dx->dimensions();
   if (lane_dims.size() < 3) return BadShape("dx");
-  // A dx that is not wanted still has the lane axes, so the result decides them.
+  // Take the lane axes from the result: even an unwanted dx has them.
   std::vector<int64_t> dims(lane_dims.begin(), lane_dims.end() - 3);
   dims.insert(dims.end(), {nets, batch, widths.size() ? widths.back() : 0});
   const ffi::Span<const int64_t> shape(dims.data(), dims.size());

@@ -1,11 +1,11 @@
-"""Dense multilayer perceptrons on a CPU through the kernel library: the masked form's products.
+"""Dense multilayer perceptrons on CPUs through the kernel library, for masked networks.
 
     mlp(θ, x)[j] = relu(... relu(x W_0 + b_0) ...) W_{L-1} + b_{L-1}  of network j
 
-One forward and one backward call for several networks of the same sizes on the same input (an
-ensemble of critics), with bias, ReLU and its mask fused into the products. Rows of weights that are
-zero in a whole block of columns, common under a mask, are skipped. The gradient is dense, as in
-plain XLA. Works under jit, vmap (lanes), grad and scan; other platforms use plain XLA.
+One forward and one backward kernel call for several networks of the same sizes on the same input
+(an ensemble of critics), with bias, ReLU and its backward mask fused into the products. Skips rows
+of weights that are zero within a block of columns, which are common under a mask. The gradient is
+dense, as in plain XLA. Works under jit, vmap (lanes), grad and scan; other platforms use plain XLA.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rlx2_jax.kernels import native
 from rlx2_jax.kernels.precision import product
 from rlx2_jax.types import Array, Params
 
-# Below so many rows or multiply-adds a call costs more than it saves.
+# Below this number of rows or multiply-adds a kernel call costs more than it saves.
 _FEWEST_ROWS = 32
 _LEAST_WORK = 1_000_000
 
@@ -42,8 +42,8 @@ def mlp(params: Params, x: Array, *, first: int | None = None, precision: str = 
 
     Args:
       params: layers whose arrays have a leading axis of networks.
-      first: evaluate only so many of them; default all. Not differentiable by `params` then.
-      precision: of products, see `precision.product`; the kernels have float32 only.
+      first: evaluate only the first networks; default: all. Disables gradients by `params`.
+      precision: of products, see `precision.product`; the kernels support only float32.
     """
     net = layers(params)
     nets = first or net[0][0].shape[0]
@@ -55,8 +55,8 @@ def mlp(params: Params, x: Array, *, first: int | None = None, precision: str = 
 
 @contextlib.contextmanager
 def plain_xla() -> Iterator[None]:
-    """What is traced inside uses plain XLA, which has derivatives of every order; the kernels have
-    first derivatives only."""
+    """Code traced in this context uses plain XLA, which supports derivatives of any order; the
+    kernels support only first derivatives."""
     token = _plain_only.set(True)
     try:
         yield
@@ -96,7 +96,7 @@ def _plain_forward(net: Layers, x: Array, precision: str = "float32") -> tuple[A
 def _plain_backward(
     net: Layers, acts: Sequence[Array], x: Array, dy: Array
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Gradients of one network's input and layers; XLA drops what is not used."""
+    """Gradients of one network's input and layers; XLA removes unused results."""
     inputs, grads = [x, *acts], []
     for i in reversed(range(len(net))):
         grads.append((inputs[i].T @ dy, dy.sum(0)))
@@ -109,7 +109,7 @@ def _plain_backward(
 @functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["params", "dx"])
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """Which gradients a backward pass must return (static: a residual without arrays)."""
+    """The gradients that a backward pass must return (a static residual, without arrays)."""
 
     params: bool
     dx: bool
@@ -144,7 +144,7 @@ def _forward(nets: int, net: Layers, x: Array, keep: bool) -> tuple[Array, list[
 
 
 def _backward(nets: int, wanted: _Wanted, net: Layers, acts, x: Array, dy: Array):
-    """(gradients of the layers, dx), each None where it is not wanted."""
+    """(gradients of the layers, dx), each None if not wanted."""
 
     def kernel(net, acts, x, dy):
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), net)

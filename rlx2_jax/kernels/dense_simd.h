@@ -1,10 +1,10 @@
 // Products of dense matrices, C = A B, in tiles whose accumulators stay in registers.
 //
 // Included once per instruction set, with RLX2_NS, RLX2_BYTES and RLX2_TARGET defined as for
-// simd.h. A tile is M rows by N vectors of C over the whole depth, so every sum has one fixed
-// order. B lies in panels of a tile's width, and an A that is stored by columns in strips of a
-// tile's height. Weights that are 0 are passed over where a whole row of a block is: numbers that
-// are not finite and meet only those leave no trace.
+// simd.h. A tile is M rows by N vectors of C over the whole depth, so every sum has a fixed order.
+// B is stored in panels of a tile's width, and column-major A in strips of a tile's height. Rows of
+// a block of weights that are all 0 are skipped, so non-finite inputs that only meet those weights
+// do not propagate.
 
 namespace rlx2 {
 namespace RLX2_NS {
@@ -26,7 +26,7 @@ struct Tiling {
   static constexpr int kRows = RLX2_BYTES == 64 ? 12 : 6;
 };
 
-// Finishes a tile [M, N vectors] that lies wholly in C, in its registers.
+// Applies the epilogue in registers to a tile [M, N vectors] that lies entirely in C.
 #define RLX2_EACH(expression)               \
   _Pragma("GCC unroll 16") for (int r = 0; r < M; ++r) \
       _Pragma("GCC unroll 2") for (int j = 0; j < N; ++j) { expression; }
@@ -45,7 +45,7 @@ RLX2_INLINE void StoreWhole(typename Tiling<T>::V (&acc)[M][N], const Finish<T>&
   RLX2_EACH(*reinterpret_cast<V*>(at(f.c, r, j)) = acc[r][j]);
 }
 
-// Finishes a tile [rows, N vectors] in memory, of which only the first `columns` columns are in C.
+// Applies the epilogue in memory to a tile [rows, N vectors] with only `columns` columns in C.
 template <typename T, int N>
 RLX2_TARGET void StorePart(const T* tile, int rows, int64_t columns, const Finish<T>& f,
                            int64_t row, int64_t column) {
@@ -62,8 +62,8 @@ RLX2_TARGET void StorePart(const T* tile, int rows, int64_t columns, const Finis
   }
 }
 
-// One tile over `depth` rows of B: those that `live` names, of an A with rows `lda` apart; with
-// kDown all of them, of a strip of A.
+// One tile over `depth` rows of B: the rows in `live`, with an A of row stride `lda`; or, with
+// kDown, all rows, with a strip of A.
 template <typename T, int M, int N, bool kDown>
 RLX2_TARGET __attribute__((noinline)) void Tile(int64_t depth, const T* a, int64_t lda, const T* b,
                                                 const int32_t* live, int64_t columns,
@@ -115,7 +115,7 @@ RLX2_TARGET void Panel(const Gemm<T>& m, const T* b, int64_t column, int64_t col
   });
 }
 
-// Rows [begin, end) of A [depth, rows] as strips [depth, height], one after the other.
+// Rows [begin, end) of A [depth, rows] as consecutive strips [depth, height].
 template <typename T>
 RLX2_TARGET void PackStrips(const T* a, int64_t depth, int64_t rows, int64_t begin, int64_t end,
                             T* to) {
@@ -187,7 +187,7 @@ RLX2_TARGET void PackPanels(const Stored<T>& m, T* to) {
   }
 }
 
-// Moves the rows of a block of panels that are not all 0 to the front and notes which they are.
+// Moves the nonzero rows of a block of panels to the front and records their indices.
 template <typename T>
 RLX2_TARGET void KeepLive(int64_t depth, int64_t columns, T* block, int32_t* live) {
   typedef typename Tiling<T>::V V;
@@ -195,7 +195,7 @@ RLX2_TARGET void KeepLive(int64_t depth, int64_t columns, T* block, int32_t* liv
   const int64_t whole = columns / kColumns, rest = columns % kColumns;
   int32_t kept = 0;
   for (int64_t k = 0; k < depth; ++k) {
-    if (k == kBlock && kept == kBlock) {  // a dense matrix shows itself early
+    if (k == kBlock && kept == kBlock) {  // probably a dense matrix: keep all rows
       for (; k < depth; ++k) live[1 + kept++] = static_cast<int32_t>(k);
       break;
     }

@@ -1,5 +1,5 @@
-// Includes the kernels of the file RLX2_KERNELS once per instruction set, so that one build holds code
-// for every CPU it may meet. No include guard: it is meant to be included several times.
+// Includes the file RLX2_KERNELS once per instruction set, so that one build runs on every CPU.
+// No include guard: it is included several times.
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(RLX2_X86)
 #define RLX2_X86 1

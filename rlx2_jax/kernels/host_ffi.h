@@ -2,8 +2,8 @@
 //
 //   rlx2_host(callback, input) -> (output, status)
 //
-// `callback` holds the address of a HostCallback, low word first. Its owner keeps it alive while a
-// program that was given it runs, and passes 0 once it has been closed.
+// `callback` holds the address of a HostCallback, low word first. The owner keeps it alive while
+// programs use it, and passes 0 after closing it.
 
 #ifndef RLX2_COMPACT_HOST_FFI_H_
 #define RLX2_COMPACT_HOST_FFI_H_
@@ -15,7 +15,7 @@
 
 namespace {
 
-// As `host_callback._Callback` in Python.
+// Must match `host_callback._Callback` in Python.
 struct HostCallback {
   int (*call)();
   void* input;  // where `call` reads

@@ -3,8 +3,8 @@
 //   rlx2_mlp_forward (flat, rowptr, cols, x) -> (y, acts)
 //   rlx2_mlp_backward(flat, rowptr, cols, colptr, rows, perm, acts, dy) -> (dflat, dx, grads)
 //
-// Every operand may have leading lane axes; an axis of size 1 is shared by all lanes. An output
-// that is not wanted has size 0. float32 and float64.
+// Every operand may have leading lane axes; an axis of size 1 is shared by all lanes. Unwanted
+// outputs have size 0. float32 and float64.
 
 #include <array>
 #include <atomic>
@@ -30,9 +30,8 @@ namespace {
 using rlx2::Index;
 using rlx2::Spec;
 
-// In a backward pass the batch is cut into at most this many parts, whole blocks of columns each,
-// whose weight gradients are summed in a fixed order, so that results do not depend on the number
-// of threads.
+// A backward pass splits the batch into at most this many parts of whole column blocks and sums
+// their weight gradients in a fixed order, so results do not depend on the number of threads.
 constexpr int64_t kParts = 4;
 constexpr int64_t kPartColumns = 64;
 
@@ -137,7 +136,7 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer flat, ffi::AnyBuffer ro
   RLX2_OPERAND(grads, 1, need_grads ? s.grads : 0);
   const int64_t parts = std::clamp<int64_t>(s.batch / kPartColumns, 1, kParts);
   const int64_t columns = s.batch / parts / 64 * 64;
-  // Part 0 sums into the output itself, the others into the scratch, behind the transposed values.
+  // Part 0 accumulates in the output, the others in the scratch, after the transposed values.
   const int64_t extra = need_dflat ? parts - 1 : 0;
   std::atomic<bool> valid{true};
   const auto task = [&](int64_t lane, int64_t phase, int64_t part, T* scratch) {
@@ -251,11 +250,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Rlx2MlpBackward, BackwardImpl,
 
 extern "C" {
 
-// What this library was built from and for; native.py refuses one that does not fit.
+// Source hash and FFI version of this build; native.py rejects incompatible libraries.
 const char* Rlx2Build() { return RLX2_BUILD; }
 int Rlx2FfiVersion() { return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR; }
 
-// Performs float multiply-adds for `turns` turns, one factor from memory if `load`; their number.
+// Performs `turns` rounds of float multiply-adds (`load`: with one factor from memory) and returns
+// their number.
 int64_t Rlx2MultiplyAdds(int load, int64_t turns) {
   alignas(64) static const std::array<float, 4096> row = [] {
     std::array<float, 4096> made{};
@@ -285,7 +285,7 @@ int64_t Rlx2MultiplyAdds(int load, int64_t turns) {
   return 12 * lanes * turns;
 }
 
-// Selects an instruction set, at most the best one this CPU has; returns the one selected.
+// Selects an instruction set, limited to the best one of this CPU; returns the selected one.
 int Rlx2SelectIsa(int wanted) {
   const int best = static_cast<int>(rlx2::BestIsa());
   rlx2::CurrentIsa() = static_cast<rlx2::Isa>(std::clamp(wanted, 0, best));

@@ -1,4 +1,4 @@
-// What the FFI handlers share: work spread over threads, operands with lane axes.
+// Shared by the FFI handlers: multithreading, and operands with lane axes.
 
 #ifndef RLX2_COMPACT_LANES_H_
 #define RLX2_COMPACT_LANES_H_
@@ -20,15 +20,15 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-// Multiply-adds below which a second thread costs more than it brings (about 20 us of work).
+// Multiply-adds below which a second thread does not pay off (about 20 us of work).
 constexpr int64_t kGrain = 400 * 1000;
-// Tasks per thread that count as plenty, so that one that comes late leaves its share to others.
+// Above this number of tasks per thread, threads balance well without splitting units further.
 constexpr int64_t kShare = 4;
-// How often a thread that waits for the last task looks before it sleeps.
+// How often a thread polls for the last task before it sleeps.
 constexpr int kSpins = 2000;
 
-// Runs f(0) .. f(tasks - 1) on the caller and, if the work pays for it, on XLA's own threads. The
-// caller takes tasks too and waits only for those already begun, so a busy pool cannot deadlock.
+// Runs f(0) .. f(tasks - 1) on the caller and, if there is enough work, on XLA's thread pool. The
+// caller also takes tasks and waits only for started ones, so a busy pool cannot deadlock.
 template <typename F>
 void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
   const int64_t threads =
@@ -52,7 +52,7 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
       }
     }
   };
-  // A helper that starts late finds no task left and touches nothing but `state`.
+  // A helper that starts too late finds no tasks and touches only `state`.
   for (int64_t i = 1; i < threads; ++i) {
     pool.Schedule([state, drain] { drain(*state); });
   }
@@ -64,10 +64,10 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, int64_t work, const F& f) {
   state->finished.wait(lock, finished);
 }
 
-// Runs f(unit, phase, i, scratch) for every unit and every i < counts[phase], a unit's phases one
-// after the other. Units that are not plenty are shared among threads, task by task; a thread whose
-// task needs an earlier phase waits for tasks already begun, so none waits for ever. `scratch` holds
-// `size` elements of a unit.
+// Runs f(unit, phase, i, scratch) for every unit and every i < counts[phase], with the phases of a
+// unit in sequence. If there are few units, threads share the tasks of each; a thread whose task
+// needs an earlier phase waits only for started tasks, so there is no deadlock. `scratch` holds
+// `size` elements per unit.
 template <typename T, typename F>
 void Phases(ffi::ThreadPool& pool, int64_t units, const std::vector<int64_t>& counts, int64_t work,
             int64_t size, const F& f) {

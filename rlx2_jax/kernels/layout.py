@@ -1,4 +1,4 @@
-"""The compact form of a network: its live links only.
+"""The data layout of compact networks, which store only live links.
 
     y_l = W_l a_l + b_l
 
@@ -6,14 +6,14 @@ A network is one trainable vector `flat` and one `Index`. With n_l links in laye
 
     flat = [values_0 (n_0), ..., values_{L-1}, bias_0 (out_0), ..., bias_{L-1}, others]
 
-Values of a layer are ordered by output row, then input column (CSR of the [out, in] matrix); the
-index holds the same links a second time by input, then output (the transpose, which is also the
-order of the flattened [in, out] kernel of the masked form) with a permutation into the values.
-Others are arrays that are not layers (LayerNorm), always dense. Optimizer moments and targets are
-vectors like `flat`, so memory is Θ(live links).
+Values of a layer are ordered by output row, then input column (CSR of the [out, in] matrix). The
+index also lists the links by input, then output (the transpose, in the order of the flattened
+[in, out] kernel of a masked network), with a permutation into the values. Others are arrays outside
+of layers (LayerNorm), always dense. Optimizer moments and targets are vectors like `flat`, so
+memory is Θ(live links).
 
-n_l is a static capacity. Where a lane has fewer live links, its row pointers end early and the
-rest is padding: value 0, gradient 0, any column in range.
+n_l is a static capacity. If a lane has fewer live links, its row pointers end early and the rest is
+padding: value 0, gradient 0, any column in range.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Spec:
     Attributes:
       shapes: (in, out) of each layer.
       nnz: room for links in each layer.
-      names: where layers are in the parameters, keys joined by "/".
-      others: names and shapes of the arrays that are not layers.
+      names: paths of the layers in the parameters, keys joined by "/".
+      others: names and shapes of the arrays outside of layers.
     """
 
     shapes: tuple[tuple[int, int], ...]
@@ -51,16 +51,16 @@ class Spec:
 
     def __post_init__(self) -> None:
         if not len(self.nnz) == len(self.names) == len(self.shapes):
-            raise ValueError(f"{self} has not one shape, nnz and name per layer")
+            raise ValueError(f"{self} does not have one shape, nnz and name per layer")
         for (n_in, n_out), n in zip(self.shapes, self.nnz):
             if min(n_in, n_out) < 1 or n_in * n_out >= 2**31:
-                raise ValueError(f"a layer of {n_in} x {n_out} is not within 1 .. 2**31 - 1 links")
+                raise ValueError(f"a layer of {n_in} x {n_out} must have 1 to 2**31 - 1 links")
             if not 0 <= n <= n_in * n_out:
                 raise ValueError(f"{n} links do not fit a layer of {n_in} x {n_out}")
 
     @functools.cached_property
     def widths(self) -> tuple[int, ...]:
-        """Inputs and the outputs of each layer, of layers that form a chain."""
+        """Inputs of the first layer and outputs of each layer; layers must form a chain."""
         for (_, n_out), (n_in, _) in pairwise(self.shapes):
             if n_out != n_in:
                 raise ValueError(f"layers {self.names} of shapes {self.shapes} do not form a chain")
@@ -83,18 +83,18 @@ class Spec:
 
     @property
     def leaves(self) -> dict[str, Shape]:
-        """Shapes of all arrays of the masked form by name, in the order of `jax.tree.leaves`."""
+        """Shapes of all arrays of the masked network by name, in `jax.tree.leaves` order."""
         leaves = dict(self.others)
         for name, (n_in, n_out) in zip(self.names, self.shapes):
             leaves |= {f"{name}/bias": (n_out,), f"{name}/kernel": (n_in, n_out)}
         return {name: leaves[name] for name in sorted(leaves, key=lambda name: name.split("/"))}
 
     def layer(self, i: int) -> "Spec":
-        """One layer as a network of its own."""
+        """One layer as a separate network."""
         return Spec(self.shapes[i : i + 1], self.nnz[i : i + 1], self.names[i : i + 1])
 
     def slices(self, field: str) -> tuple[slice, ...]:
-        """Where each layer lies in an index array, or (`values`, `biases`) in `flat`."""
+        """The slice of each layer in an index array, or (`values`, `biases`) in `flat`."""
         start = self.links if field == "biases" else 0
         sizes = {
             "biases": [n_out for _, n_out in self.shapes],
@@ -112,17 +112,17 @@ class Spec:
 )
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Where the links are: int32 arrays, layers one after the other, pointers from 0 per layer.
+    """Positions of the links: int32 arrays, concatenated over layers, pointers from 0 per layer.
 
     Links of output r of layer l: rowptr[r] .. rowptr[r + 1] - 1, from inputs `cols`. Links of
     input c: colptr[c] .. colptr[c + 1] - 1, to outputs `rows`, with values at `perm`.
 
     Attributes:
-      rowptr: where each output's links begin: i32[Σ (out + 1)].
+      rowptr: start of each output's links: i32[Σ (out + 1)].
       cols: the input of each link, by output: i32[Σ nnz].
-      colptr: where each input's links begin: i32[Σ (in + 1)].
+      colptr: start of each input's links: i32[Σ (in + 1)].
       rows: the output of each link, by input: i32[Σ nnz].
-      perm: where the value of each of these is: i32[Σ nnz].
+      perm: position of the value of each link in `rows`: i32[Σ nnz].
       spec: static shape.
     """
 
@@ -150,7 +150,7 @@ class Index:
 
 
 def join(indices: Sequence[Index]) -> Index:
-    """The index of a network of several networks' layers, one after the other."""
+    """Concatenates the layers of several indices."""
     names = [field.name for field in dataclasses.fields(Index)[:-1]]
     arrays = {x: jnp.concatenate([getattr(index, x) for index in indices]) for x in names}
     specs = [index.spec for index in indices]
@@ -162,14 +162,14 @@ def join(indices: Sequence[Index]) -> Index:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["flat", "index"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Compact:
-    """A whole network: trainable values and biases, and where they belong."""
+    """A network: trainable values and biases, and their index."""
 
     flat: Array
     index: Index
 
 
 def natural(name: str) -> list[int | str]:
-    """Sorts names with numbers in them (JAX sorts dict keys as text: 10 before 2)."""
+    """Sort key for names with numbers (JAX sorts dict keys as text: 10 before 2)."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -180,7 +180,7 @@ def flatten(tree: Tree) -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dicts that `flatten` flattened."""
+    """The inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *path, last = name.split("/")
@@ -189,7 +189,7 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_of(masks: Tree, *more: Tree) -> Spec:
-    """The shape that holds concrete masks, or several lanes' masks: the largest nnz per layer."""
+    """The smallest spec with room for concrete masks, possibly of several lanes."""
     lanes = [flatten(lane) for lane in (masks, *more)]
     leaves = {name: np.shape(leaf) for name, leaf in lanes[0].items()}
     kernels = [name for name in leaves if name.endswith("/kernel")]
@@ -198,19 +198,19 @@ def spec_of(masks: Tree, *more: Tree) -> Spec:
         max(int(np.asarray(lane[f"{name}/kernel"]).sum()) for lane in lanes) for name in names
     ]
     shapes: Any = tuple(tuple(int(n) for n in leaves[f"{name}/kernel"]) for name in names)
-    own = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
-    others = tuple((name, shape) for name, shape in leaves.items() if name not in own)
+    in_layers = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
+    others = tuple((name, shape) for name, shape in leaves.items() if name not in in_layers)
     return Spec(shapes, tuple(counts), tuple(names), others)
 
 
 def group_lanes(live: Sequence[Sequence[int]], max_padding: float = 0.1) -> list[list[int]]:
-    """Which lanes can share a program: each one's links padded by at most `max_padding`.
+    """Groups lanes that can share a program, with at most `max_padding` relative padding.
 
     Args:
       live: per lane, the live links of each layer.
 
     Returns:
-      Groups of lane numbers; a group's nnz is the largest of its lanes, layer by layer.
+      Groups of lane numbers; a group's nnz is the maximum over its lanes, layer by layer.
     """
     groups: list[list[int]] = []
     sizes: list[np.ndarray] = []
@@ -230,14 +230,14 @@ def group_lanes(live: Sequence[Sequence[int]], max_padding: float = 0.1) -> list
 
 
 def build_index(positions: Sequence[Array], spec: Spec) -> tuple[Index, Array]:
-    """Index of links at given places, under jit and vmap.
+    """Index of links at given places. Works under jit and vmap.
 
     Args:
-      positions: per layer i32[nnz], ascending places in the flattened [in, out] kernel, then
-        in * out for every padding entry.
+      positions: per layer i32[nnz], ascending places in the flattened [in, out] kernel, padded
+        with in * out.
 
     Returns:
-      The index, and i32[Σ nnz]: for each link in value order its place in the given order.
+      The index, and for each link in value order its position in the given order: i32[Σ nnz].
     """
     fields: list[tuple[Array, ...]] = []
     for place, (n_in, n_out) in zip(positions, spec.shapes):
@@ -271,12 +271,12 @@ def places(index: Index, layer: int) -> Array:
 
 
 def from_masked(params: Tree, masks: Tree, spec: Spec | None = None) -> Compact:
-    """The compact form of a masked network (biases and others are always live).
+    """Converts a masked network to a compact one (biases and others are always live).
 
     Args:
       params, masks: trees with layers `{"kernel": [in, out], "bias": [out]}`; masks are bool.
-      spec: static shape, needed where masks are traced; live links beyond `nnz` would be lost,
-        so take it from the concrete masks (`spec_of`).
+      spec: static shape, required if masks are traced. Live links beyond `nnz` would be lost, so
+        compute it from the concrete masks (`spec_of`).
     """
     spec = spec_of(masks) if spec is None else spec
     arrays, live = flatten(params), flatten(masks)
@@ -296,7 +296,7 @@ def from_masked(params: Tree, masks: Tree, spec: Spec | None = None) -> Compact:
 
 def parts(flat: Array, spec: Spec) -> tuple[list[Array], list[Array], dict[str, Any]]:
     """The values and the bias of each layer, and the other arrays by name."""
-    # One operation: its transpose is one concatenation, that of each slice a padded vector.
+    # A single split: its transpose is one concatenation, while slices would transpose to padding.
     pieces, count = jax.lax.split(flat, spec.sizes), len(spec.nnz)
     others = zip(spec.others, pieces[2 * count :])
     dense = {name: piece.reshape(shape) for (name, shape), piece in others}
@@ -304,7 +304,7 @@ def parts(flat: Array, spec: Spec) -> tuple[list[Array], list[Array], dict[str, 
 
 
 def to_masked(net: Compact) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(params, masks) of the masked form; params are exactly 0 off the mask."""
+    """(params, masks) of the masked network; params are exactly 0 off the mask."""
     spec = net.index.spec
     all_values, biases, params = parts(net.flat, spec)
     masks = {name: jnp.ones(shape, bool) for name, shape in spec.others}
@@ -320,10 +320,10 @@ def to_masked(net: Compact) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def validate(index: Index) -> None:
-    """Checks an index from outside (a file, another program), on the host; lanes allowed.
+    """Validates an index from outside (a file, another program), on the host; lanes allowed.
 
     Raises:
-      ValueError: names the first array that does not describe a network of `index.spec`.
+      ValueError: an array does not describe a network of `index.spec`; names the first one.
     """
     arrays = {f.name: np.asarray(getattr(index, f.name)) for f in dataclasses.fields(index)[:-1]}
     lanes = {array.shape[:-1] for array in arrays.values()}

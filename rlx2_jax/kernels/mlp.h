@@ -1,10 +1,10 @@
-// A multilayer perceptron of live links: forward and backward passes over the batch, block by
-// block. No dependency on XLA, so that the same code runs under the sanitizers.
+// A compact multilayer perceptron: forward and backward passes over the batch, block by block. No
+// dependency on XLA, so that the same code runs under the sanitizers.
 //
 // Layer l maps in_l to out_l features:  a_{l+1} = relu(W_l a_l + b_l)  (the last one without
 // ReLU unless asked). All live values of all layers, then all biases, lie in one vector `flat`.
-// Activations of a layer lie block by block: columns [c, c + W) of the batch as [features, W] at
-// offset c * features, where W runs through 64, 64, ..., then 16s, 4s and single columns.
+// Activations of a layer are stored in blocks: columns [c, c + W) of the batch as [features, W] at
+// offset c * features, where W is 64 for as long as possible, then 16, 4 and 1.
 
 #ifndef RLX2_COMPACT_MLP_H_
 #define RLX2_COMPACT_MLP_H_
@@ -50,7 +50,7 @@ struct Spec {
       acts += batch * width[l];
       grads += batch * width[l + 1];
     }
-    act.push_back(acts);  // the output itself is kept only where its ReLU must be undone
+    act.push_back(acts);  // the output is kept only if it has a ReLU to differentiate
     if (relu_last) acts += batch * width[layers];
     parameters = links;
     for (int64_t l = 0; l < layers; ++l) {
@@ -70,8 +70,8 @@ struct Index {
   const int32_t* perm = nullptr;
 };
 
-// Whether every entry lies in [0, limit): no entry may lead outside an array, whatever its
-// source. One pass of integer OR per call, about 1% of the products it guards.
+// Whether every entry lies in [0, limit), so that no index is out of bounds. One pass of integer OR
+// per call, about 1% of the cost of the products.
 inline bool InRange(const int32_t* p, int64_t n, int64_t limit) {
   const uint32_t top = static_cast<uint32_t>(limit) - 1u;
   uint32_t bad = 0;
@@ -102,8 +102,8 @@ inline bool Valid(const Spec& s, const Index& ix) {
   return true;
 }
 
-// This thread's scratch of n elements. Vectors that straddle cache lines cost a third more, so it
-// begins on one, as XLA's arrays do.
+// This thread's scratch of n elements, aligned to a cache line like XLA's arrays: vectors that
+// straddle cache lines cost a third more.
 template <typename T>
 T* Aligned(int64_t n) {
   constexpr size_t kLine = 64;
@@ -127,8 +127,8 @@ void ForBlocks(int64_t begin, int64_t end, F f) {
   for (; c < end; ++c) f(c, Width<1>());
 }
 
-// Between a caller's [features, batch] or [batch, features] and one block. The transpose goes by
-// tiles of a cache line of features, so that every line is read and written while it is close.
+// Copies between a caller's [features, batch] or [batch, features] and one block. Transposes in
+// tiles of one cache line of features, for locality.
 template <typename T, int W, typename F>
 void Tiles(int64_t features, F copy) {
   constexpr int64_t kTile = 64 / sizeof(T);
@@ -187,7 +187,7 @@ inline Isa BestIsa() {
   return Isa::kBaseline;
 }
 
-// The set in use: the best one, or a lesser one that a test asked for.
+// The current set: the best one, or a lower one selected by a test.
 inline Isa& CurrentIsa() {
   static Isa isa = BestIsa();
   return isa;

@@ -1,10 +1,10 @@
 """Finds, checks and registers the kernel library, or reports once why it is unavailable.
 
-The library is the one that `pip install` built, or one that is compiled on first use and cached.
-Either is used with every jaxlib whose FFI is compatible with the headers it was built from.
+The library was built by `pip install`, or is compiled on first use and cached. It works with every
+jaxlib whose FFI is compatible with the headers it was built from.
 
-`RLX2_COMPACT` forces a choice: `native` (an error if impossible), `xla` (pure XLA, no library) or
-`off` (no compact execution at all, and no library). Unset: native if available, else XLA.
+`RLX2_COMPACT` forces a choice: `native` (fails if unavailable), `xla` (pure XLA, no library) or
+`off` (no compact execution, no library). Unset: native if available, else XLA.
 """
 
 import atexit
@@ -34,11 +34,11 @@ _log = logging.getLogger("rlx2_jax")
 
 
 class Unavailable(RuntimeError):
-    """The kernel library cannot be used here; the message says why and what to do."""
+    """The kernel library cannot be used; the message gives the reason and a remedy."""
 
 
 def choice() -> str | None:
-    """The forced choice, from the environment variable `RLX2_COMPACT`; None if there is none."""
+    """The forced choice from the environment variable `RLX2_COMPACT`, or None."""
     value = os.environ.get("RLX2_COMPACT") or None
     if value is not None and value not in CHOICES:
         raise ValueError(f"RLX2_COMPACT={value!r} is not one of {CHOICES}: correct or unset it")
@@ -69,10 +69,10 @@ _loaded: ctypes.CDLL | Unavailable | None = None
 
 
 def load() -> ctypes.CDLL:
-    """The registered library; found or built at the first call in a process.
+    """The registered library; located or built on the first call in a process.
 
     Raises:
-      Unavailable: none was installed and none could be built.
+      Unavailable: no library is installed and none could be built.
     """
     global _loaded
     if _loaded is None:
@@ -112,13 +112,13 @@ def _installed() -> Iterator[Path]:
 
 
 def _cached_build(compiler: str) -> ctypes.CDLL:
-    """A build of these sources from the user's cache; compiles it first if there is none."""
+    """A build of these sources from the user's cache; compiles it if necessary."""
     version = re.sub(r"[^0-9A-Za-z.]+", "-", building.compiler_version(compiler))
     major, minor = ffi_version()
     name = f"{building.source_hash()}-ffi-{major}.{minor}-{version}.so"
     path = _cache_directory() / name
     digest = path.with_suffix(".sha256")
-    # A damaged library may crash the process that loads it: compare digests before loading.
+    # Loading a damaged library may crash the process: compare digests first.
     if not (path.exists() and digest.exists() and digest.read_bytes() == _digest(path)):
         _log.warning(
             "rlx2_jax: compiling the CPU kernels with %s into %s (once, about %d s) ...",
@@ -165,8 +165,8 @@ def ffi_version() -> tuple[int, int]:
 def compatible(built: tuple[int, int], running: tuple[int, int]) -> bool:
     """Whether XLA accepts handlers that were built for another FFI version.
 
-    A new major version breaks the binary interface. A new minor version only adds to it, so that
-    older handlers keep working; newer ones may call functions that are not there.
+    A new major version breaks the binary interface. A new minor version only adds to it, so older
+    handlers keep working, but newer ones may call missing functions.
     """
     return built[0] == running[0] and built[1] <= running[1]
 
@@ -175,7 +175,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     """Loads a library; checks that it was built from these sources for a compatible FFI.
 
     Raises:
-      Unavailable: it was not, or it is not such a library at all.
+      Unavailable: it was not, or it is not a kernel library.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -203,5 +203,5 @@ def _register(library: ctypes.CDLL) -> None:
 
 
 def select_isa(name: str) -> str:
-    """Selects an instruction set, at most the best one of this CPU (for tests)."""
+    """Selects an instruction set, limited to the best one of this CPU (for tests)."""
     return ISAS[load().Rlx2SelectIsa(ISAS.index(name))]

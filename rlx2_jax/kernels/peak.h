@@ -1,12 +1,12 @@
-// The speed of this CPU's arithmetic, for comparison: multiply-adds per second of one thread.
+// Measures this CPU's peak arithmetic: multiply-adds per second of one thread.
 //
 // Included once per instruction set (each_isa.h), after simd.h.
 
 namespace rlx2 {
 namespace RLX2_NS {
 
-// Twelve independent sums of float vectors, over `turns` turns, all in registers or, with kLoad, one
-// factor from a row of 4096 floats. Returns a sum, so that none is left out.
+// Accumulates twelve independent sums of float vectors `turns` times, all in registers or, with
+// kLoad, with one factor from a row of 4096 floats. Returns a sum to prevent dead-code elimination.
 template <bool kLoad>
 RLX2_TARGET __attribute__((noinline)) float MultiplyAdds(int64_t turns, const float* row) {
   typedef float V __attribute__((vector_size(RLX2_BYTES), aligned(4), may_alias));

@@ -1,4 +1,4 @@
-"""Products of matrices in the precision that a network asks for."""
+"""Matrix products in reduced precision."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ PRECISIONS = ("float32", "bfloat16")
 def product(x: Array, kernel: Array, precision: str = "float32") -> Array:
     """x θ: `[batch, in] x [in, out] -> [batch, out]`.
 
-    With `bfloat16`, both are rounded to it for this product and the two of its gradient, which add
-    up in float32. Weights, gradients and everything between layers stay as they are.
+    With `bfloat16`, the operands of this product and of its two gradient products are rounded, with
+    float32 accumulation. Weights, gradients and everything between layers keep their precision.
     """
     return x @ kernel if precision == "float32" else _rounded(x, kernel)
 

@@ -1,9 +1,9 @@
 // Products of one sparse layer with one block of W batch columns.
 //
 // Included once per instruction set, with RLX2_NS (namespace), RLX2_BYTES (vector width) and
-// RLX2_TARGET (function attribute) defined, so that one build holds code for every CPU it may
-// meet. A block is stored [features, W], contiguous; a link then costs W multiply-adds on one
-// contiguous row of inputs, and the W accumulators of an output row stay in registers.
+// RLX2_TARGET (function attribute) defined, so that one build runs on every CPU. A block is a
+// contiguous [features, W] array; a link costs W multiply-adds on one contiguous row of inputs, and
+// the W accumulators of an output row stay in registers.
 
 namespace rlx2 {
 namespace RLX2_NS {
@@ -85,7 +85,7 @@ RLX2_INLINE typename Quad<T>::V Sum4(const V (&s)[4]) {
   }
 }
 
-// y becomes ReLU(acc), or acc where gate > 0 and else 0, or acc. NaN passes ReLU.
+// Sets y to ReLU(acc), or to acc where gate > 0 and else 0, or to acc. ReLU propagates NaN.
 template <typename T, typename V, int N>
 RLX2_INLINE void Store(V (&acc)[N], const T* gate, bool relu, T* y) {
   if (relu) {
@@ -101,8 +101,8 @@ RLX2_INLINE void Store(V (&acc)[N], const T* gate, bool relu, T* y) {
   for (int j = 0; j < N; ++j) out[j] = acc[j];
 }
 
-// Product for R rows from r on that have all their links: an input is loaded once for all of them,
-// and no index is looked up. Sums as Product does, in the same order.
+// Product for R fully connected rows starting at r: loads each input once for all rows and needs no
+// indices. Sums in the same order as Product.
 template <typename T, int W, int R>
 RLX2_INLINE void FullRows(const Links<T>& m, int64_t r, const T* bias, const T* x, const T* gate,
                           bool relu, T* y) {
@@ -140,7 +140,7 @@ RLX2_TARGET void Product(const Links<T>& m, const T* bias, const T* x, const T* 
   typedef Shape<T, W> S;
   typedef typename S::V V;
   int64_t r = 0;
-  if (m.pointer[m.rows] == m.rows * m.inputs) {  // as many rows as registers can hold
+  if (m.pointer[m.rows] == m.rows * m.inputs) {  // dense: as many rows as fit in registers
     constexpr int kRows = RLX2_BYTES == 64 ? 4 : 2;
     for (; r + kRows <= m.rows; r += kRows) FullRows<T, W, kRows>(m, r, bias, x, gate, relu, y);
     for (; r + 2 <= m.rows; r += 2) FullRows<T, W, 2>(m, r, bias, x, gate, relu, y);

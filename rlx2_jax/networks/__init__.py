@@ -1,4 +1,4 @@
-"""Networks: architectures, policy and value heads, and the two execution forms."""
+"""Networks: architectures, policy and value heads, masked and compact execution."""
 
 from rlx2_jax.networks.architectures import ARCHITECTURES, build, register_architecture
 from rlx2_jax.networks.base import Architecture, Layers, Sizes, init, observe, spec

@@ -1,7 +1,7 @@
-"""Architectures: applied Flax modules, and the interface that the rest of the package uses.
+"""The base class of architectures: Flax modules, and the interface the rest of the package uses.
 
-An architecture is one class in one file. It uses `Linear` for every layer that becomes sparse;
-everything else it trains (LayerNorm) stays dense. `architectures.ARCHITECTURES` lists them all.
+An architecture is one class in one file. It uses `Linear` for every layer that can be sparse; its
+other parameters (LayerNorm) stay dense. `architectures.ARCHITECTURES` lists all architectures.
 """
 
 import functools
@@ -20,14 +20,14 @@ Layers = tuple[tuple[str, tuple[int, int]], ...]  # (path in the parameters, (in
 
 
 class Sizes(NamedTuple):
-    """What a configuration asks of one network.
+    """The sizes and options of one network, from a configuration.
 
     Attributes:
       inputs: size of the input.
       outputs: size of the output.
       observations: how many of the leading inputs are the observation.
-      hidden, width, blocks: those that are in `Architecture.defaults`; the others are None.
-      scheme: how weights begin, see `Linear`.
+      hidden, width, blocks: set if in `Architecture.defaults`, else None.
+      scheme: weight initialization, see `Linear`.
       dtype: of the parameters.
       precision: of matrix products.
     """
@@ -47,17 +47,16 @@ class Architecture(nn.Module):
     """Base class. A module maps `[batch, in]` to `[batch, out]` and applies each `Linear` once.
 
     Attributes:
-      defaults: the settings that size it (`hidden`, `width`, `blocks`), with their defaults.
-      chain: whether it is layers `Dense_0`, `Dense_1`, ... with ReLU between them and nothing else.
-        The fused kernels then compute it in one call.
+      defaults: its size settings (`hidden`, `width`, `blocks`) with their defaults.
+      chain: whether it consists only of layers `Dense_0`, `Dense_1`, ... with ReLU in between; the
+        fused kernels compute those in one call.
       narrows: whether it has narrower versions, for the Tiny baseline.
 
-    A module with a field `precision` gives it to its `Linear` layers. One without computes in
-    float32 only.
+    A module with a field `precision` passes it to its `Linear` layers; others compute in float32.
 
-    A module with running statistics keeps them in the collection `stats` and has a method
-    `observe(obs)` that updates them. One with randomness (dropout) draws from the stream
-    `dropout`, which exists where the caller gave a key (`Bound.seeded`).
+    A module with running statistics keeps them in the collection `stats` and updates them in a
+    method `observe(obs)`. A module with randomness (dropout) draws from the stream `dropout`, which
+    exists if the caller gave a key (`Bound.seeded`).
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -71,14 +70,14 @@ class Architecture(nn.Module):
 
     @nn.nowrap
     def layers(self, inputs: int) -> Layers:
-        """Its sparse layers, in the order of their names (numbers count as numbers)."""
-        module: Any = self  # hashable as every Flax module is, which type checkers do not see
+        """Its sparse layers, in natural order of their names."""
+        module: Any = self  # Flax modules are hashable, but type checkers do not know
         return _layers(module, inputs)
 
     @nn.nowrap
     def hidden_units(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of layers (a, b) where the outputs of a are hidden units that only b reads. A unit
-        without a link on either side is dead."""
+        """Pairs of layers (a, b) such that only b reads the outputs of a. A unit without a link on
+        either side is dead."""
         return ()
 
     @nn.nowrap
@@ -93,7 +92,7 @@ class Architecture(nn.Module):
 
     @nn.nowrap
     def steps(self, params: Params, stats: Params | None = None) -> list[tuple]:
-        """What exporters need: operations on one vector x, in order, as plain tuples.
+        """The operations on one vector x, in order, as plain tuples for exporters.
 
         ("linear", "path/of/layer")          x = θᵀ x + bias, with the layer's live links
         ("relu",)                            x = max(x, 0)
@@ -105,7 +104,7 @@ class Architecture(nn.Module):
 
 
 def is_chain(module: Architecture | None) -> bool:
-    """Whether the fused kernels compute a network; None is a plain MLP of any sizes."""
+    """Whether the fused kernels can compute a network; None is a plain MLP of any size."""
     return module is None or module.chain
 
 
@@ -120,12 +119,12 @@ def apply(
 
 
 def member_keys(key: Array | None, members: int | None) -> Array | None:
-    """A key for each member of an ensemble, if there is one: `[members]`."""
+    """A key for each ensemble member: `[members]`; None without a key."""
     return None if key is None else jax.random.split(key, members or 1)
 
 
 def observe(network: Network, obs: Array, active: Array | bool = True) -> Network:
-    """Updates running statistics by new observations `[envs, obs]`, where `active`."""
+    """Updates running statistics with new observations `[envs, obs]` if `active`."""
     if network.stats is None:
         return network
     variables = {"params": {}, STATS: network.stats}
@@ -142,11 +141,11 @@ def init(
     width: int | None = None,
     dtype: Any = "float32",
 ) -> tuple[Params, Masks, Params | None]:
-    """Initial parameters of a module, the block that they fill, and statistics (or None).
+    """Initial parameters of a module, a mask of the block that they fill, and statistics or None.
 
-    With `width` (the Tiny baseline) a narrower module is created with its own fan-ins and put into
-    the corner of arrays of the full shape, zeros around it. The block is True where it lies
-    (everywhere without `width`).
+    With `width` (the Tiny baseline), initializes a narrower module, with its smaller fan-ins, in
+    the corner of arrays of the full shape, padded with zeros. Without `width` the block is the
+    whole array.
     """
     small = module if width is None else module.narrowed(width)
     variables = small.init(key, jnp.zeros((1, inputs), jnp.dtype(dtype)))
@@ -162,12 +161,12 @@ def init(
 
 
 def spec(module: Any, inputs: int, links: tuple[int, ...]) -> layout.Spec:
-    """The compact form of a module with room for so many links in each layer."""
+    """The compact spec of a module with room for `links` links in each layer."""
     layers = module.layers(inputs)
     names, shapes = zip(*layers)
-    own = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
+    in_layers = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
     leaves = layout.flatten(_variables(module, inputs)["params"])
-    others = tuple((path, leaf.shape) for path, leaf in leaves.items() if path not in own)
+    others = tuple((path, leaf.shape) for path, leaf in leaves.items() if path not in in_layers)
     return layout.Spec(shapes, links, names, others)
 
 

@@ -1,14 +1,12 @@
-"""The compact form: one vector over the live links, and an index that says where they are.
+"""Compact networks: one vector of the live links, and an index of their positions.
 
-The vector holds the links of all layers, their biases and everything else that is trained, so that
+Used for sparse networks on CPUs: memory and time are proportional to the number of links. Has the
+same functions as `masked`. The vector also holds biases and all other trainable parameters, so
 Adam, Polyak averaging and mask updates are one pass each.
 
-The form of sparse networks on CPUs: memory and time follow the number of links. Has the same
-functions as `masked`.
-
-Growth scores need what a network of live links does not compute: the gradient of absent links. On
-a mask update the loss is therefore differentiated a second time, with respect to a probe that
-yields each layer's input x and output gradient g_y; the score g_y xᵀ is formed tile by tile.
+Growth scores need the gradient of absent links, which a compact network does not compute. On a mask
+update the loss is therefore differentiated a second time, with respect to a probe that yields each
+layer's input x and output gradient g_y; the score g_y xᵀ is computed in tiles.
 """
 
 import dataclasses
@@ -35,10 +33,10 @@ from rlx2_jax.types import Array, Masks, Network, Params
 )
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A network as a callable: its trainable vector and where the links are.
+    """A network as a callable: its trainable vector and the index of its links.
 
-    An ensemble has a leading axis in every array but `stats`: its members are lanes of one kernel
-    call. `probes` are set when the loss is differentiated for growth scores (`_probes`).
+    In an ensemble every array except `stats` has a leading axis; its members are lanes of one
+    kernel call. `probes` are set to differentiate the loss for growth scores.
     """
 
     flat: Array  # [parameters], or [members, parameters]
@@ -63,7 +61,7 @@ class Bound:
         return self._apply(flat, index, probes, key, x)
 
     def each(self, x: Array) -> Array:
-        """The output of an ensemble on one input, which each member gets as a separate copy."""
+        """The output of an ensemble on one input, with a separate copy for each member."""
         return self._members(jnp.stack([x] * (self.members or 1)), 0)
 
     def seeded(self, key: Array) -> "Bound":
@@ -85,7 +83,7 @@ class Bound:
 
 
 def _tree(flat: Array, index: layout.Index, probes: tuple[compact_mlp.Probe, ...] | None) -> Params:
-    """The parameters as a module reads them, kernels as `CompactKernel`s."""
+    """The parameters as a tree for a module, with kernels as `CompactKernel`s."""
     spec = index.spec
     values, biases, tree = layout.parts(flat, spec)
     for i, name in enumerate(spec.names):
@@ -107,9 +105,9 @@ def bind(
 
 
 def pack(network: Network, spec: layout.Spec) -> Network:
-    """A network in the masked form, in this form; what lies off the mask is dropped.
+    """Converts a masked network to a compact one, without the values off the mask.
 
-    `spec` is static, so that this can be traced; it must have room for all live links.
+    `spec` is static, so this can be traced; it must have room for all live links.
     """
 
     def convert(params: Params) -> layout.Compact:
@@ -125,7 +123,7 @@ def pack(network: Network, spec: layout.Spec) -> Network:
 
 
 def unpack(network: Network) -> Network:
-    """A network of this form, in the masked form."""
+    """Converts a compact network to a masked one."""
 
     def dense(flat: Array) -> Params:
         return _dense(flat, network.masks, network.members)[0]
@@ -159,8 +157,8 @@ def dense_gradients(
     grads: Array,
     rows: int,
 ) -> dict[str, Array]:
-    """The gradients of the kernels, absent links included; zeros where not all are finite. `loss`
-    is differentiated a second time, as for a mask update."""
+    """The gradients of the kernels, including absent links; zeros if any is not finite.
+    Differentiates `loss` a second time, as for a mask update."""
     factors = _growth_factors(network, loss, rows, adam.guard(grads)[1])
     names = network.masks.spec.names
     return {f"{name}/kernel": rules.dense(x) for name, x in zip(names, factors, strict=True)}
@@ -234,8 +232,8 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
 def _growth_factors(
     network: Network, loss: Callable[[Params], tuple[Array, Any]], rows: int, finite: Array
 ) -> list[rules.Factors]:
-    """The dense gradient of each layer in factors (of ensembles: [members, ...]), or zeros where
-    the gradient is not `finite`."""
+    """The factored dense gradient of each layer ([members, ...] for ensembles), or zeros if the
+    gradient is not `finite`."""
     index: layout.Index = network.masks
     specs = _calls(network)
     probes = tuple(compact_mlp.make_probe(spec, rows, network.params.dtype) for spec in specs)
@@ -252,7 +250,7 @@ def _growth_factors(
 
 
 def _calls(network: Network) -> list[layout.Spec]:
-    """The networks that kernel calls compute: a whole chain, or each layer of other modules."""
+    """One spec per kernel call: the whole chain, or each layer of other modules."""
     spec = network.masks.spec
     if base.is_chain(network.module):
         return [spec]

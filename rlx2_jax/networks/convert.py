@@ -1,7 +1,4 @@
-"""From one form of a network to the other.
-
-Both forms hold the same numbers: a network converted and converted back is equal bit for bit.
-"""
+"""Converts networks between masked and compact. Round trips are exact, bit for bit."""
 
 from rlx2_jax.networks import masked
 from rlx2_jax.networks.forms import form_of
@@ -9,12 +6,12 @@ from rlx2_jax.types import Masks, Network
 
 
 def to_masked(network: Network) -> Network:
-    """The masked form of a network of either form; without a lane axis."""
+    """A network, masked or compact, as a masked one; without a lane axis."""
     return masked.pack(form_of(network).unpack(network))
 
 
 def like(network: Network, other: Network) -> Network:
-    """A masked `network` in the form of `other`, with the same room for links."""
+    """Converts a masked `network` to the form of `other`, with the same room for links."""
     return form_of(other).pack(network, getattr(other.masks, "spec", None))
 
 

@@ -1,4 +1,4 @@
-"""The two execution forms, by name. Both modules have the same functions:
+"""The two representations of networks, by name. Both modules have the same functions:
 
 masked:   dense arrays and boolean masks                         (GPU, TPU, dense networks)
 compact:  one vector over the live links and their `Index`       (CPU, sparse networks)
@@ -13,7 +13,7 @@ FORMS: dict[str, ModuleType] = {"masked": masked, "compact": compact}
 
 
 def form_of(network: Network) -> ModuleType:
-    """The module that handles a network."""
+    """The module (`masked` or `compact`) of a network."""
     return FORMS[network.form]
 
 
@@ -28,7 +28,7 @@ def lagged(network: Network) -> Params:
 
 
 def bind(network: Network, params: Params) -> Params:
-    """Other parameters of the same network as a callable."""
+    """Given parameters of a network as a callable."""
     return form_of(network).bind(
         params, network.masks, network.members, network.module, network.stats
     )

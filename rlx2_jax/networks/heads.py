@@ -1,7 +1,7 @@
-"""Policies and values on top of a network's output.
+"""Policy and value heads.
 
-Every function takes a bound network (`online`, `lagged` or a form's `bind`): a callable that maps
-inputs `[..., in]` to outputs `[..., out]`, or `[critics, ..., out]` for an ensemble.
+Every function takes a bound network (`online`, `lagged` or `bind`): a callable that maps inputs
+`[..., in]` to outputs `[..., out]`, or `[critics, ..., out]` for an ensemble.
 """
 
 import functools
@@ -28,8 +28,8 @@ def q_values(
 ) -> Array:
     """All critics Q_θj(s, a): `[critics, ...]`. `bounds` as in `critic_input`.
 
-    With `judge`, for losses of actors, each critic gets its own copy of the input: XLA's sum of the
-    input gradients over an ensemble is slow on CPUs.
+    With `judge` (for actor losses), each critic gets a separate copy of the input, because XLA sums
+    input gradients over an ensemble slowly on CPUs.
     """
     x = critic_input(obs, action, bounds)
     return (params.each(x) if judge else params(x))[..., 0]
@@ -46,12 +46,12 @@ def minimum(q: Array) -> Array:
 
 
 def critic_input(obs: Array, action: Array, bounds: Bounds | None) -> Array:
-    """(s, a) as critics see it: `[..., obs + act]`.
+    """The input of critics, (s, a): `[..., obs + act]`.
 
-    `action` is in [-1, 1] and stays so, or is mapped to `bounds` = (low, high) of each component.
+    `action` is in [-1, 1]. It is rescaled to `bounds` = (low, high) of each component, if given.
     """
     if bounds is not None:
-        # As environments do (`envs.spaces`): halved first, so that no range is infinite.
+        # Halve first, as in `envs.spaces`, so that high - low cannot overflow.
         low, high = (np.asarray(bound, np.float64) / 2 for bound in bounds)
         centre, half = (
             jnp.broadcast_to(jnp.asarray(x, action.dtype), action.shape)
@@ -82,6 +82,6 @@ def squashed_sample(params: Params, obs: Array, noise: Array) -> tuple[Array, Ar
     u = mean + jnp.exp(log_std) * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
     log_slope = 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))  # log(1 - tanh² u), stable
-    # Added up term by term: XLA's own sums over a few numbers are slow on CPUs.
+    # Unrolled: small XLA reductions are slow on CPUs.
     log_prob = functools.reduce(jnp.add, jnp.unstack(log_normal - log_slope, axis=-1))
     return jnp.tanh(u), log_prob

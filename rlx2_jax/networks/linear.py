@@ -1,4 +1,4 @@
-"""The one linear operation that all architectures share, with kernels of either form."""
+"""The linear layer that all architectures share, with dense or compact kernels."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from rlx2_jax.types import Array
 )
 @dataclasses.dataclass(frozen=True)
 class CompactKernel:
-    """The live links of one layer, where the masked form has an array [in, out]."""
+    """The live links of one layer, in place of a kernel [in, out]."""
 
     values: Array  # [links]
     index: layout.Index  # of this layer alone
@@ -30,10 +30,9 @@ Weights = tuple[Array | CompactKernel, Array]  # kernel and bias
 
 
 def linear(x: Array, *layers: Weights, precision: str = "float32") -> Array:
-    """y = x θ + b: `[batch, in] -> [batch, out]`; of several layers, with ReLU between them.
-    `precision` is that of products of dense kernels.
+    """y = x θ + b: `[batch, in] -> [batch, out]`, for several layers with ReLU in between.
 
-    Live links of several layers are one kernel call, with ReLU inside.
+    Several compact layers are one kernel call. `precision` applies to dense kernels.
     """
     kernels, biases = zip(*layers)
     if isinstance(kernels[0], CompactKernel):
@@ -55,7 +54,7 @@ class Linear(nn.Module):
 
     Attributes:
       features: outputs.
-      scheme: how weights begin. `uniform`: weights and biases U(-1/√fan_in, 1/√fan_in);
+      scheme: initialization. `uniform`: weights and biases U(-1/√fan_in, 1/√fan_in);
         `orthogonal`: orthogonal weights of gain 1, zero biases; `he_normal`: weights
         N(0, 2 / fan_in), truncated at two σ, zero biases.
       dtype: of the parameters.
@@ -72,7 +71,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def weights(self, inputs: int) -> Weights:
-        """Its kernel and bias, for `linear` with several layers."""
+        """The kernel and bias, to combine several layers in `linear`."""
         if self.is_initializing():
             kernel_init, bias_init = self._initializers(inputs)
             shape, dtype = (inputs, self.features), jnp.dtype(self.dtype)

@@ -1,6 +1,6 @@
-"""The masked form: dense arrays that are zero off a boolean mask.
+"""Masked networks: dense arrays that are zero off a boolean mask.
 
-The form of GPUs, TPUs and dense networks. Has the same functions as `compact`.
+Used on GPUs and TPUs and for dense networks. Has the same functions as `compact`.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Bound:
         return y.reshape(y.shape[0], *x.shape[:-1], y.shape[-1])
 
     def _modules(self, params: Params, x: Array, first: int | None) -> Array:
-        """The module applied to each member: `[members, batch, out]`."""
+        """Applies the module to each member: `[members, batch, out]`."""
         keys = base.member_keys(self.key, self.members)
         one = lambda own, key: base.apply(self.module, own, self.stats, key, x)  # noqa: E731
         return over_members(one, params, keys, members=first or self.members or 1)
@@ -82,13 +82,13 @@ def bind(
 
 
 def pack(network: Network, spec: Any = None) -> Network:
-    """A network in the masked form, in this form."""
+    """The counterpart of `compact.pack`: the network is already masked."""
     del spec
     return network
 
 
 def unpack(network: Network) -> Network:
-    """A network of this form, in the masked form."""
+    """The counterpart of `compact.unpack`: the network is already masked."""
     return network
 
 
@@ -99,18 +99,18 @@ def dense_masks(masks: Masks, members: int | None = None) -> Masks:
 
 
 def optimizer_masks(network: Network) -> Masks:
-    """Masks for the optimizer step, which zeros everything else."""
+    """Masks for the optimizer step, which zeroes everything off the mask."""
     return network.masks
 
 
 def kernels(tree: Params, members: int | None) -> dict[str, Array]:
-    """The leaves of a network's tree that are sparse, by name."""
+    """The sparse leaves of a network's tree, by name."""
     axes = 2 if members is None else 3
     return {name: leaf for name, leaf in layout.flatten(tree).items() if leaf.ndim >= axes}
 
 
 def dense_gradients(network: Network, loss: Any, grads: Params, rows: int) -> dict[str, Array]:
-    """The gradients of the kernels, absent links included; zeros where not all are finite."""
+    """The gradients of the kernels, including absent links; zeros if any is not finite."""
     del loss, rows
     return kernels(adam.guard(grads)[0], network.members)
 
@@ -143,7 +143,7 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
     of = functools.partial(kernels, members=members)
     masks, due = of(network.masks), evolution.topology.due(schedule, count)
     leaves = [kernel_leaf(name, x.shape[members is not None :]) for name, x in masks.items()]
-    own = [list(layout.flatten(network.params)).index(leaf.path) for leaf in leaves]
+    indices = [list(layout.flatten(network.params)).index(leaf.path) for leaf in leaves]
     shapes = [leaf.shape[members is not None :] for leaf in jax.tree.leaves(network.params)]
     uniform = rules.member_uniform(shapes, members or 1, network_dtype(network.params))
     trees = (network.params, guarded, scored, network.moments.mu, network.moments.nu, hessian)
@@ -162,7 +162,7 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
             grads,
             [masks[x.path] for x in leaves],
             [schedule.links[x.path] for x in leaves] if schedule.links else (),
-            [functools.partial(uniform, member, i) for i in own],
+            [functools.partial(uniform, member, i) for i in indices],
             count,
             key,
             smoothed=smoothed and [smoothed[x.path] for x in leaves],
@@ -171,13 +171,13 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
             scored=scored,
             moments=(mu, nu),
         )
-        if method.change is None:  # ζ_0 is known to be 0
+        if method.change is None:  # ζ_0 is statically 0
             return list(step.masks), list(step.masks)
         new, kept = method.change(step)
         if kept is None:
             kept = [a & b for a, b in zip(new, step.masks)]
-        keep_old = lambda found: [jnp.where(due, a, b) for a, b in zip(found, step.masks)]  # noqa: E731
-        return keep_old(new), keep_old(kept)
+        if_due = lambda masks: [jnp.where(due, a, b) for a, b in zip(masks, step.masks)]  # noqa: E731
+        return if_due(new), if_due(kept)
 
     arguments = (masks, inputs, network.smoothed, network.signs)
     if members is None:
@@ -187,9 +187,9 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
     inherited = dict(zip(masks, kept))
 
     def inherit(tree: Params) -> Params:
-        found = layout.flatten(tree)
-        found |= {name: jnp.where(keep, found[name], 0.0) for name, keep in inherited.items()}
-        return layout.unflatten(found)
+        flat = layout.flatten(tree)
+        flat |= {name: jnp.where(keep, flat[name], 0.0) for name, keep in inherited.items()}
+        return layout.unflatten(flat)
 
     mu, nu, target = network.moments.mu, network.moments.nu, network.target
     if evolution.moments == "zero":
@@ -207,7 +207,8 @@ def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evol
 def _hessian_product(
     network: Network, loss: Callable[[Params], tuple[Array, Any]], vector: Params
 ) -> Params:
-    """H v of the loss, forward over reverse, in plain XLA: kernels have first derivatives only."""
+    """H v of the loss, forward over reverse, in plain XLA, since the kernels support only first
+    derivatives."""
     bound = functools.partial(
         Bound, members=network.members, module=network.module, stats=network.stats
     )

@@ -1,4 +1,4 @@
-"""The paper's networks: multilayer perceptrons of any width and depth."""
+"""The paper's networks: multilayer perceptrons."""
 
 from itertools import pairwise
 from typing import ClassVar
@@ -16,7 +16,7 @@ class MLP(Architecture):
 
     Attributes:
       features: outputs of each layer.
-      scheme: how weights begin, see `Linear`: TD3 uses `uniform`, SAC `orthogonal`.
+      scheme: weight initialization, see `Linear`: TD3 uses `uniform`, SAC `orthogonal`.
       dtype: of the parameters.
       precision: of matrix products.
     """
@@ -38,8 +38,8 @@ class MLP(Architecture):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for i, size in enumerate(self.features):
-            own = (size, self.scheme, self.dtype, self.precision)
-            x = Linear(*own, name=f"Dense_{i}")(x)
+            fields = (size, self.scheme, self.dtype, self.precision)
+            x = Linear(*fields, name=f"Dense_{i}")(x)
             x = nn.relu(x) if i + 1 < len(self.features) else x
         return x
 

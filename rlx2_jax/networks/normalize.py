@@ -11,11 +11,11 @@ EPSILON = 1e-8
 
 
 class RunningNorm(nn.Module):
-    """Standardises the first `features` inputs, the observation; others (an action) pass through.
+    """Standardises the first `features` inputs (the observation); others (an action) pass through.
 
         x = (o - μ) / √(σ² + ε)
 
-    μ and σ² are mean and variance of all observations so far, 0 and 1 before the first.
+    μ and σ² are the mean and variance of all observations so far, initially 0 and 1.
     """
 
     features: int
@@ -36,7 +36,7 @@ class RunningNorm(nn.Module):
         return jnp.concatenate([(obs - mean) * scale, rest], axis=-1)
 
     def observe(self, obs: Array) -> None:
-        """Takes in new observations `[envs, obs]` (Chan et al., 1983)."""
+        """Updates the statistics with new observations `[envs, obs]` (Chan et al., 1983)."""
         obs = obs.astype(self.mean.value.dtype)
         new, old = obs.shape[0], self.count.value.astype(obs.dtype)
         share = new / (old + new)
@@ -49,6 +49,6 @@ class RunningNorm(nn.Module):
 
 
 def step(stats: Params) -> tuple:
-    """The layer as exporters see it, from its statistics."""
+    """The layer as a step for exporters."""
     mean, var = (np.asarray(stats[name], np.float32) for name in ("mean", "var"))
     return "normalize", mean, (1.0 / np.sqrt(var + np.float32(EPSILON))).astype(np.float32)

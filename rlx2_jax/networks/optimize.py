@@ -1,8 +1,8 @@
-"""One step of a network: of its optimizer or, when a mask update is due, of its topology.
+"""One step of a network: an optimizer step or, when due, a mask update.
 
-All algorithms call `learn` for each of their networks, with its loss. The masked form has the dense
-gradient at every step; the compact form has that of the live links, and computes growth scores only
-on a mask update.
+All algorithms call `learn` for each of their networks, with its loss. Masked networks have the
+dense gradient at every step; compact networks have that of the live links and compute growth scores
+only on mask updates.
 """
 
 import functools
@@ -32,9 +32,9 @@ def init(
     dense: Params | None = None,
     **fields: Any,
 ) -> Network:
-    """A masked network with fresh moments. `params` and `target` are taken as they are; `fields`
-    are `members`, `module` and `stats` of `Network`. `grow` and `topology` are those of its
-    program, `dense` the weights before masking."""
+    """A masked network with fresh moments. `params` and `target` are used unchanged; `fields` are
+    `members`, `module` and `stats` of `Network`. `grow` and `topology` are those of its program,
+    `dense` the weights before masking."""
     moved = jnp.zeros((), jnp.int32)
     network = Network(params, masks, adam.init(params), target, moved, **fields)
     kernels, traits = masked.kernels(params, network.members), topology.traits
@@ -68,8 +68,8 @@ def learn(
       active: False changes nothing; needs `evolve=False`.
 
     Returns:
-      The network, the loss and what came with it, and whether the gradient was finite. Where it
-      was not, zeros take its place.
+      The network, the loss, `aux`, and whether the gradient was finite. Gradients that are not
+      finite are replaced by zeros.
     """
     bound = lambda params: loss(bind(network, params))  # noqa: E731
     (value, aux), grads = jax.value_and_grad(bound, has_aux=True)(network.params)
@@ -116,7 +116,7 @@ def _decide(
 def _descend(
     network: Network, grads: Params, learning_rate: Array, active: Array | bool
 ) -> tuple[Network, Array]:
-    """A step of the optimizer, or none: the network, and whether `grads` were finite."""
+    """An optimizer step if `active`; returns the network and whether `grads` were finite."""
     masks = form_of(network).optimizer_masks(network)
     params, moments, finite = adam.guarded_step(
         network.params, network.moments, grads, learning_rate, masks, active
@@ -125,7 +125,7 @@ def _descend(
 
 
 def _smooth(network: Network, loss: Any, grads: Params, rows: int, active: Array | bool) -> Network:
-    """Takes one more gradient into `smoothed`, where the network has it."""
+    """Updates `network.smoothed`, if it has one, with a new gradient."""
     if network.smoothed is None:
         return network
     dense = form_of(network).dense_gradients(network, loss, grads, rows)
@@ -136,13 +136,13 @@ def _smooth(network: Network, loss: Any, grads: Params, rows: int, active: Array
 
 
 def _moved(before: Network, after: Network) -> Array:
-    """Links that are live after but not before: i32[]."""
+    """The number of links that are live only after the mask update: i32[]."""
     pairs = zip(*(jax.tree.leaves(convert.dense_masks(network)) for network in (after, before)))
     return jnp.stack([jnp.sum(a & ~b, dtype=jnp.int32) for a, b in pairs]).sum(dtype=jnp.int32)
 
 
 def polyak(network: Network, tau: Array, active: Array | bool = True) -> Network:
-    """θ' ← τ θ + (1 - τ) θ', under the mask (Algorithm 4, line 23), where `active`."""
+    """θ' ← τ θ + (1 - τ) θ', masked (Algorithm 4, line 23), if `active`."""
     new = form_of(network).polyak(network, tau)
     if active is True:
         return new

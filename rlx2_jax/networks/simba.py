@@ -11,7 +11,7 @@ from rlx2_jax.networks.base import Architecture, Sizes
 from rlx2_jax.networks.linear import Linear, linear
 from rlx2_jax.types import Array, Params
 
-EXPANSION = 4  # hidden units of a block, in widths
+EXPANSION = 4  # hidden units of a block, as a multiple of its width
 EPSILON = 1e-6  # of layer normalisation
 
 
@@ -24,9 +24,9 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
-        own = ("he_normal", self.dtype, self.precision)
-        self.expand = Linear(EXPANSION * self.width, *own)
-        self.reduce = Linear(self.width, *own)
+        options = ("he_normal", self.dtype, self.precision)
+        self.expand = Linear(EXPANSION * self.width, *options)
+        self.reduce = Linear(self.width, *options)
 
     def __call__(self, x: Array) -> Array:
         hidden = EXPANSION * self.width
@@ -37,7 +37,7 @@ class Block(nn.Module):
 class SimBa(Architecture):
     """Running normalisation of observations → Linear → residual blocks → LayerNorm → Linear.
 
-    Weights begin as in the paper: orthogonal, those of blocks He normal, biases 0.
+    Initialized as in the paper: orthogonal, He normal in blocks, with zero biases.
 
     Attributes:
       outputs: size of the output.
@@ -60,16 +60,15 @@ class SimBa(Architecture):
     @classmethod
     def build(cls, sizes: Sizes) -> "SimBa":
         width, blocks = int(sizes.width or 0), int(sizes.blocks or 0)
-        own = (sizes.observations, sizes.dtype, sizes.precision)
-        return cls(sizes.outputs, width, blocks, *own)
+        return cls(sizes.outputs, width, blocks, sizes.observations, sizes.dtype, sizes.precision)
 
     def setup(self) -> None:
         self.normalize = normalize.RunningNorm(self.observations, self.dtype)
-        own = (self.dtype, self.precision)
-        self.embed = Linear(self.width, "orthogonal", *own)
-        self.hidden = [Block(self.width, *own) for _ in range(self.blocks)]
+        options = (self.dtype, self.precision)
+        self.embed = Linear(self.width, "orthogonal", *options)
+        self.hidden = [Block(self.width, *options) for _ in range(self.blocks)]
         self.norm = nn.LayerNorm(epsilon=EPSILON, param_dtype=jnp.dtype(self.dtype))
-        self.output = Linear(self.outputs, "orthogonal", *own)
+        self.output = Linear(self.outputs, "orthogonal", *options)
 
     def __call__(self, x: Array) -> Array:
         x = self.embed(self.normalize(x))

@@ -1,1 +1,1 @@
-"""Replay: a circular buffer that forgets old data, and n-step returns."""
+"""Replay: a circular buffer that can be trimmed, and n-step returns."""

@@ -1,10 +1,9 @@
-"""A functional circular replay buffer that forgets from its old end (Algorithm 3).
+"""A functional circular replay buffer that can drop its oldest transitions (Algorithm 3).
 
-Transitions of `envs` environments lie side by side in rows, one row per time step. A row holds
-each environment's observation, action and reward; the next observation is the next row's, so
-every observation is stored once. Only a truncated step needs its final observation besides: these
-go into a small ring of their own. The logical start and the write position are apart (`length`
-and `written`), so that forgetting is one subtraction.
+There is one row per time step, with the observation, action and reward of each of `envs`
+environments. The next observation is in the next row, so every observation is stored once. Final
+observations of truncated steps go to a separate small ring. `length` and `written` track the
+logical start and the write position, so trimming is one subtraction.
 
 All functions are pure. Under `jit` with the buffer donated, or in a `scan` carry, `add` writes in
 place, and the cost of a step does not depend on the capacity.
@@ -22,24 +21,24 @@ from rlx2_jax.types import Array, Batch, Transition
 
 DISTANCES = ("mse", "l2")
 BEHAVIOURS = ("mean", "action")
-# A row's flag: 0 continues, 1 terminated, 2 + 2 slot truncated, 3 + 2 slot both at once.
+# A row's flag: 0 continues, 1 terminated, 2 + 2 slot truncated, 3 + 2 slot both.
 _TERMINATED, _TRUNCATED = 1, 2
 _MAX_FINALS = (2**16 - _TRUNCATED) // 2
 
 
 class Buffer(NamedTuple):
-    """A ring of `rows + 1` rows (the spare one takes the newest next observation), and one
-    scratch row, always 0, where invalid steps go.
+    """A ring of `rows + 1` rows (the spare one holds the newest next observation), and one scratch
+    row, always 0, for invalid steps.
 
     Attributes:
       data: observation, action and reward: f32[rows + 2, envs, obs + act + 1].
       flags: how each step ended: u16[rows + 2, envs].
-      mean: noise-free actions, for the policy distance: f16[rows + 2, envs, act]; None: not kept.
+      mean: noise-free actions for the policy distance, f16[rows + 2, envs, act], or None.
       finals: final observations of truncated steps: f32[slots, obs].
-      owners: the step that each of them belongs to, counted as `written`: i32[slots].
+      owners: the step of each final observation, counted as `written`: i32[slots].
       finals_written: final observations ever written: i32[].
       written: steps ever written; the next one goes to row `written % (rows + 1)`: i32[].
-      length: steps that are valid, the newest being `written - 1`: i32[].
+      length: valid steps, of which the newest is `written - 1`: i32[].
     """
 
     data: Array
@@ -56,17 +55,17 @@ def init(capacity: int, example: Transition, *, horizon: int | None = None, n: i
     """An empty buffer for `capacity` transitions.
 
     Args:
-      capacity: transitions, over all environments together.
-      example: one transition, or `[envs, ...]` of them; only its shapes are used. Where `mean` is
-        None, noise-free actions are not kept, and the policy distance compares those taken.
-      horizon: the environments' time limit, if known: it bounds how many truncated steps there
-        can be. Without it there is room for one in 64 and at least 1,024. Should more come, the
-        oldest transitions are forgotten earlier; a final observation is never wrong.
-      n: the longest window that will be sampled; a smaller capacity is refused.
+      capacity: transitions, summed over environments.
+      example: one transition, or `[envs, ...]`; only its shapes are used. If `mean` is None,
+        noise-free actions are not stored, and the policy distance uses the actions taken.
+      horizon: the environments' time limit, if known, which bounds the number of truncated steps.
+        By default there is room for one in 64, but at least 1,024. If there are more, the oldest
+        transitions are dropped earlier; final observations are always correct.
+      n: the longest window that will be sampled; the capacity must be at least as large.
     """
     obs, action = _checked_example(example)
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):
-        raise ValueError(f"capacity={capacity!r}: give a whole number of transitions")
+        raise ValueError(f"capacity={capacity!r}: give an integer number of transitions")
     envs = obs.shape[0]
     rows = capacity // envs
     if rows < max(n, 1):
@@ -85,7 +84,7 @@ def init(capacity: int, example: Transition, *, horizon: int | None = None, n: i
         mean=jnp.zeros((rows + 2, *action.shape), jnp.float16) if keep_mean else None,
         finals=jnp.zeros((slots, obs.shape[1]), jnp.float32),
         owners=jnp.full(slots, -1, jnp.int32),
-        finals_written=jnp.zeros((), jnp.int32),  # no two leaves alike: all may be donated
+        finals_written=jnp.zeros((), jnp.int32),  # no shared leaves, so that all can be donated
         written=jnp.zeros((), jnp.int32),
         length=jnp.zeros((), jnp.int32),
     )
@@ -98,11 +97,11 @@ def add(
     limit: Array | int | None = None,
     valid: Array | bool = True,
 ) -> Buffer:
-    """One time step more: `[envs, ...]`, or without that axis for one environment.
+    """Adds one time step: `[envs, ...]`, or without that axis for one environment.
 
     Args:
-      limit: B_max of this lane in transitions; by default, and at most, the capacity.
-      valid: False adds nothing (an environment's reset step).
+      limit: B_max of this lane in transitions; default and maximum: the capacity.
+      valid: if False, adds nothing (an environment's reset step).
     """
     envs, obs_dim = buffer.data.shape[1], buffer.finals.shape[1]
     t = jax.tree.map(jnp.asarray, transition)
@@ -110,9 +109,7 @@ def add(
     _check_shapes(t, envs, obs_dim, buffer.data.shape[2] - obs_dim - 1)
     ring, slots, valid = _ring(buffer), buffer.finals.shape[0], jnp.asarray(valid)
     if valid.ndim:
-        raise ValueError(
-            f"valid has shape {valid.shape}: a step of all environments is added or not, give one"
-        )
+        raise ValueError(f"valid has shape {valid.shape}: give one value for all environments")
     cut = t.truncated & valid
     slot = (buffer.finals_written + jnp.cumsum(cut) - 1) % slots
     flags = jnp.where(cut, _TRUNCATED + 2 * slot, 0) + jnp.where(t.terminated, _TERMINATED, 0)
@@ -126,7 +123,7 @@ def add(
     if mean is not None:
         mean = _write(mean, stored(t.action if t.mean is None else t.mean), row)
 
-    # A final observation that is overwritten takes its step, and all older ones, with it.
+    # Overwriting a final observation invalidates its step and all older ones.
     age = buffer.written - 1 - buffer.owners[slot]
     length = jnp.minimum(buffer.length, jnp.min(jnp.where(cut, age, buffer.length)))
     most = capacity(buffer) if limit is None else jnp.minimum(limit, capacity(buffer))
@@ -145,8 +142,7 @@ def add(
 
 
 def cut(buffer: Buffer) -> Buffer:
-    """Truncates every unfinished episode at the newest step, for environments that were reset: the
-    next transition does not continue it."""
+    """Truncates every unfinished episode at the newest step, after environments were reset."""
     newest = (buffer.written - 1) % _ring(buffer)
     spare = buffer.written % _ring(buffer)
     flags, slots, obs_dim = buffer.flags[newest], buffer.finals.shape[0], buffer.finals.shape[1]
@@ -169,12 +165,12 @@ def sample(
     buffer: Buffer, key: Array, batch_size: int, n: int, *, reach: Array | int | None = None
 ) -> Batch:
     """`batch_size` windows of n consecutive steps of one environment, drawn with replacement and
-    exactly uniformly over all starts that have n steps before the write position.
+    uniformly over all starts with n steps before the write position.
 
     Args:
-      n: the windows' length (static).
-      reach: how many steps of each will be used, if fewer (traced): only these must lie before
-        the write position, what follows them is arbitrary.
+      n: window length (static).
+      reach: number of steps of each window that will be used, if fewer than n (traced). Only these
+        must lie before the write position; later ones are arbitrary.
 
     The buffer must hold at least `reach` steps.
     """
@@ -212,7 +208,7 @@ def policy_distance(
 
     Args:
       policy: the current noise-free policy, `[..., obs] -> [..., act]` in [-1, 1].
-      k: K, in transitions; where the buffer holds fewer, all of them count.
+      k: K, in transitions; if the buffer holds fewer, uses all of them.
       distance: `mse`, the mean of (π(s) - a)²/2 over transitions and dimensions (the released
         code's, for which D_0 was tuned), or `l2`, the mean of ‖π(s) - a‖ (the paper's).
       behaviour: compare with the noise-free `mean` action, or with the `action` taken.
@@ -233,14 +229,14 @@ def trim(
     hard: bool = True,
     full: bool = True,
 ) -> Buffer:
-    """Algorithm 3, lines 11-18: forget the oldest share ρ where D(B, φ) > D_0.
+    """Algorithm 3, lines 11-18: drops the oldest fraction ρ if D(B, φ) > D_0.
 
     Args:
       distance, threshold: D(B, φ) and D_0.
-      ratio: ρ, the share of transitions to forget; 0 is a buffer of fixed capacity.
-      b_min, b_max: bounds in transitions; nothing is forgotten at or below `b_min`.
+      ratio: ρ, the fraction of transitions to drop; 0 for a fixed-size buffer.
+      b_min, b_max: bounds in transitions; nothing is dropped at or below `b_min`.
       hard: never go below `b_min`; otherwise one cut may (the released code).
-      full: also forget from a buffer that has reached `b_max` (not so in Algorithm 3's text).
+      full: also trim a buffer that has reached `b_max` (unlike the text of Algorithm 3).
     """
     drop = jnp.floor(buffer.length.astype(jnp.float32) * ratio * (1.0 + 2.0**-22))
     wanted = jnp.where(distance > threshold, drop.astype(jnp.int32), 0)
@@ -259,10 +255,10 @@ def trim_until(
     b_max: Array | int | None = None,
     full: bool = True,
 ) -> Buffer:
-    """Section 4.2.2: pop the oldest, step by step, until D(B, φ) <= D_0 or `b_min` is reached.
+    """Section 4.2.2: pops the oldest step repeatedly until D(B, φ) <= D_0 or `b_min` is reached.
 
-    The distances of 2K transitions at a time give the mean of the oldest K after each of the next
-    K pops, so the work is two policy calls for each transition forgotten.
+    The distances of 2K transitions give the mean over the oldest K after each of the next K pops,
+    so each dropped transition costs two policy evaluations.
     """
     envs = buffer.data.shape[1]
     count = -(-k // envs)
@@ -291,7 +287,7 @@ def size(buffer: Buffer) -> Array:
 
 
 def capacity(buffer: Buffer) -> int:
-    """The most transitions that fit."""
+    """The maximum number of transitions."""
     return (buffer.data.shape[0] - 2) * buffer.data.shape[1]
 
 
@@ -326,8 +322,8 @@ def _gaps(
     distance: str,
     behaviour: str,
 ) -> Array:
-    """The policy distance of each of `count` steps, `skip` from the oldest, averaged over
-    environments: f32[count]. Steps behind the newest give arbitrary values."""
+    """The policy distance of `count` steps after the `skip` oldest, averaged over environments:
+    f32[count]. Steps after the newest give arbitrary values."""
     if distance not in DISTANCES:
         raise ValueError(f"unknown distance {distance!r}: use one of {DISTANCES}")
     if behaviour not in BEHAVIOURS:
@@ -350,7 +346,7 @@ def _mean_of_oldest(gaps: Array, length: Array, count: int) -> Array:
 
 
 def _check_shapes(t: Transition, envs: int, obs_dim: int, action_dim: int) -> None:
-    """Refuses what does not fit: a narrower row would be written without complaint."""
+    """Raises on wrong shapes, since a narrower row would be written silently."""
     wanted = {
         "obs": (envs, obs_dim),
         "action": (envs, action_dim),
@@ -366,7 +362,7 @@ def _check_shapes(t: Transition, envs: int, obs_dim: int, action_dim: int) -> No
 
 
 def _checked_example(example: Transition) -> tuple[Array, Array]:
-    """Observation and action of an example as [envs, ...], if its fields belong together."""
+    """Validates an example; returns its observation and action as [envs, ...]."""
     if not isinstance(example, Transition):
         raise ValueError(f"the example is a {type(example).__name__}: give a Transition")
     for name, field in example._asdict().items():
@@ -404,6 +400,6 @@ def _first(buffer: Buffer) -> Array:
 
 
 def _write(array: Array, values: Array, row: Array) -> Array:
-    """`array[row, :, :width] = values`, in place where the array may be overwritten."""
+    """`array[row, :, :width] = values`, in place if the array may be overwritten."""
     start = (row,) + (jnp.zeros_like(row),) * (array.ndim - 1)
     return jax.lax.dynamic_update_slice(array, values[None].astype(array.dtype), start)

@@ -1,4 +1,4 @@
-"""n-step returns (section 4.2 and appendix B). Functions of ONE window; callers `vmap`."""
+"""n-step returns (section 4.2 and appendix B) of one window; callers `vmap`."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from rlx2_jax.types import Array
 
 
 class NStep(NamedTuple):
-    """What a window of n transitions says before any network is asked.
+    """The network-independent part of an n-step target.
 
     The target of TD3 is `reward + discount * Q(s_{t+m}, ã)`, with s_{t+m} = next_obs[last].
 
     Attributes:
       reward: Σ_{k<m} γ^k r_{t+k}: f32[].
-      discount: γ^m, or 0 where step m terminated: f32[].
+      discount: γ^m, or 0 if step m terminated: f32[].
       last: m - 1, the index of the window's last real step: i32[].
       entropy: γ^{k+1} where s_{t+k+1} is in the window and not terminal, else 0: f32[n].
     """
@@ -37,15 +37,15 @@ def n_step(
 ) -> NStep:
     """The n-step return of one window, cut at the episode's end.
 
-        m = min(n, steps until the first terminated or truncated one, that one included)
-        T_n = Σ_{k<m} γ^k r_{t+k} + γ^m Q(s_{t+m}, ã)      (no Q where step m terminated)
+        m = min(n, steps up to and including the first terminated or truncated one)
+        T_n = Σ_{k<m} γ^k r_{t+k} + γ^m Q(s_{t+m}, ã)      (without Q if step m terminated)
 
     Args:
       rewards, terminated, truncated: `[n_max]`, of consecutive transitions.
       n: how many of them to use, 1 <= n <= n_max; traced, so that the delayed switch from 1 to n
         (section 4.2.1) and lanes with different n share one program.
       discount: γ.
-      both_ends: whether a step that is both terminated and truncated counts as one or the other.
+      both_ends: how to count a step that is both terminated and truncated.
     """
     chex.assert_rank([rewards, terminated, truncated], 1)
     if both_ends == "truncated":
@@ -68,7 +68,7 @@ def td3_target(step: NStep, q_next: Array) -> Array:
     """y = Σ γ^k r_{t+k} + γ^m Q'(s_{t+m}, ã)   (Algorithm 4, line 13).
 
     Args:
-      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã), the minimum already taken over target critics.
+      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã), the minimum over target critics.
     """
     return step.reward + step.discount * q_next
 
@@ -79,8 +79,7 @@ def sac_target(step: NStep, q_next: Array, log_probs: Array, alpha: Array) -> Ar
     (Algorithm 5, line 13).
 
     Args:
-      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã_{t+m}), the minimum already taken over target
-        critics.
+      q_next: [], Q' = min_j Q_{θ'_j}(s_{t+m}, ã_{t+m}), the minimum over target critics.
       log_probs: [n], of actions at s_{t+1} .. s_{t+n}; terminal states and those outside the window
         have no weight.
       alpha: [], the temperature α.

@@ -1,1 +1,1 @@
-"""Pieces of reports: tables, their Markdown, HTML and CSV, and logs read back as numbers."""
+"""Building blocks of reports: tables as Markdown, HTML and CSV, and readers of logs."""

@@ -1,4 +1,4 @@
-"""CSV logs as columns of numbers; what cannot be read is dropped and said so, never guessed."""
+"""Reads CSV logs as columns of numbers; drops and reports unreadable lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class Log(NamedTuple):
-    """Columns of equal length, and what was wrong with the file."""
+    """Columns of equal length, and problems with the file."""
 
     columns: dict[str, np.ndarray]
     problems: list[str]
 
 
 def names(path: Path) -> list[str]:
-    """The columns of a CSV file; none if it cannot be read."""
+    """The column names of a CSV file; empty if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.readline().strip().split(",")
@@ -24,11 +24,10 @@ def names(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Sequence[str]) -> Log:
-    """The `wanted` columns of a CSV file whose values are numbers.
+    """The `wanted` numeric columns of a CSV file.
 
-    A last line without newline is one that was being written: it is dropped even where it looks
-    whole, since its last number may not be. So are lines with too few or too many columns, or
-    with something that is no number; an empty value is nan.
+    Drops a last line without a newline, which may be incomplete, and lines with too few or too many
+    columns or with values that are not numbers. Empty values become nan.
     """
     empty = {name: np.zeros(0) for name in wanted}
     try:
@@ -41,7 +40,7 @@ def read(path: Path, wanted: Sequence[str]) -> Log:
         return Log(empty, [f"{path.name} is empty"])
     lines, problems = text.split("\n"), []
     if lines.pop():
-        problems.append(f"{path.name}: the last line ({len(lines) + 1}) is half written, dropped")
+        problems.append(f"{path.name}: the last line ({len(lines) + 1}) is incomplete, dropped")
     if not lines:
         return Log(empty, problems)
     header = lines[0].rstrip("\r").split(",")

@@ -1,4 +1,4 @@
-"""A self-contained HTML file: images inlined, light and dark, readable on a phone."""
+"""A self-contained HTML file with inlined images, light and dark themes, and mobile layout."""
 
 import base64
 
@@ -54,7 +54,7 @@ img { display: block; width: 100%; height: auto; background: #fff; border-radius
 
 
 def document(title: str, header: Html, main: Html) -> str:
-    """The whole file."""
+    """The complete HTML file."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -1,7 +1,7 @@
-"""Text from logs in HTML, Markdown, CSV and file names. Nothing else escapes anything.
+"""Escapes text for HTML, Markdown, CSV and file names. All escaping happens here.
 
-Names of directories, lanes and environments and the messages of errors come from outside and may
-hold anything. `printable` is applied where they are read, the others where files are written.
+Names of directories, lanes and environments and error messages are untrusted. Apply `printable`
+when reading them, the other functions when writing files.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ _LONGEST = 200  # characters of a name
 
 
 class Html(str):
-    """Finished HTML, made by `tag` and `join`. Any other string is text, and is escaped."""
+    """Escaped HTML, made by `tag` and `join`. Any other string is text and will be escaped."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
-    """An element, its text and attributes escaped.
+    """An element with escaped text and attributes.
 
     `class_` is the attribute class, `aria_label` is aria-label; None leaves an attribute out.
     """
@@ -34,15 +34,15 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
 
 
 def join(parts: Iterable[str]) -> Html:
-    """Parts one after the other; those that are not `Html` are text."""
+    """Concatenates parts; those that are not `Html` are text."""
     return Html("".join(x if isinstance(x, Html) else escape(x) for x in parts))
 
 
 def printable(value: object, longest: int = _LONGEST) -> str:
     """A name as one line of at most `longest` characters.
 
-    Control characters, line ends, directions of writing and bytes that are not UTF-8 become
-    escapes such as \\u001b, so that names that differ keep differing.
+    Control characters, line breaks, bidirectional marks and invalid UTF-8 become escapes such as
+    \\u001b, so different names stay different.
     """
     text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in str(value))
     return text if len(text) <= longest else f"{text[: longest - 10]}…{_digest(text)}"
@@ -57,19 +57,19 @@ def slug(text: str) -> str:
 _MARKS = re.compile(
     r"[\\`*\[\]<>|~$]"
     r"|&(?=#|\w+;)"  # entities
-    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word
+    r"|(?<![^\W_])_|_(?![^\W_])"  # at word boundaries
     r"|:(?=//)|(?<=www)\."  # links
     r"|^[#+=-](?=[\s#=-]|$)|(?<=^\d)[.)](?=\s|$)"  # headings, lists, rules
 )
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it is, in a paragraph, a heading or a table's cell."""
+    """Escapes text for a Markdown paragraph, heading or table cell."""
     return _MARKS.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
 
 
 def csv_text(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """A cell that spreadsheets do not interpret as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 

@@ -1,7 +1,7 @@
 """A report on run directories, finished or not: scores, sparsities, ledger and learning curves.
 
-Reads `config.json`, `summary.json` and the CSV logs, and trusts none of them: what is missing or
-damaged becomes a warning in the report. Nothing in a run directory is imported or executed.
+Reads `config.json`, `summary.json` and the CSV logs as untrusted input: missing or damaged files
+become warnings in the report. Nothing in a run directory is imported or executed.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class RunReport(NamedTuple):
     name: str
     run: Run
     step: int  # of the last evaluation
-    lanes: list[dict[str, Any]]  # rows as in `summary.json`; None where something is not known
+    lanes: list[dict[str, Any]]  # rows as in `summary.json`; None for unknown values
     facts: list[str]
     curves: bytes  # PNG
     warnings: list[str]
@@ -50,22 +50,22 @@ class RunReport(NamedTuple):
 
 
 def read(directory: Path) -> RunReport:
-    """Everything that is reported about a run directory.
+    """Reads everything that is reported about a run directory.
 
     Raises:
-      RunError: it holds no run.
+      RunError: the directory has no run.
     """
     warnings: list[str] = []
-    # Its environment is not made, so nothing is imported.
+    # Safe: the environment is never created, so nothing is imported.
     run = read_run(directory, warnings.append, allow_imports=True)
     results = _results(run, directory, warnings)
     lanes, facts = [_row(run, result) for result in results], []
     if (directory / SUMMARY).exists():
         try:
-            found = files.read_json(directory / SUMMARY)
-            pairs = zip(lanes, found["lanes"], strict=True)
-            lanes = [row | {k: own[k] for k in row if _is_number(own.get(k))} for row, own in pairs]
-            facts = _facts(found)
+            saved = files.read_json(directory / SUMMARY)
+            pairs = zip(lanes, saved["lanes"], strict=True)
+            lanes = [row | {k: new[k] for k in row if _is_number(new.get(k))} for row, new in pairs]
+            facts = _facts(saved)
         except (files.Damaged, *_WRONG) as error:
             problem = f"{SUMMARY} is not used: {files.first_line(error)}"
             warnings.append(f"{problem}; the scores are computed from {logging.EVALUATIONS}")
@@ -80,7 +80,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _results(run: Run, directory: Path, warnings: list[str]) -> list[LaneResult]:
-    """The lanes' histories and last metrics as the logs have them."""
+    """The lanes' histories and last metrics, from the logs."""
     names = csvlog.names(directory / logging.METRICS)
     sparsities = [x for x in names if x.startswith(("actor_sparsity/", "critic_sparsity/"))]
     critic = NETWORK_USE[run.config.algo].has_critic
@@ -101,7 +101,7 @@ def _results(run: Run, directory: Path, warnings: list[str]) -> list[LaneResult]
 
 
 def _row(run: Run, result: LaneResult) -> dict[str, Any]:
-    """A lane as `summary.json` has it, None where the logs do not say."""
+    """A lane's row as in `summary.json`; None for values that the logs lack."""
     row: dict[str, Any] = summary.scores(result)
     for net in ("actor", "critic"):
         row[f"{net}_sparsity"] = summary.sparsity(result.last, net, run.config)
@@ -113,17 +113,17 @@ def _row(run: Run, result: LaneResult) -> dict[str, Any]:
     return row
 
 
-def _facts(found: dict[str, Any]) -> list[str]:
-    """How long a finished run took, and on what."""
-    seconds, versions = found.get("training_seconds"), found.get("versions") or {}
+def _facts(saved: dict[str, Any]) -> list[str]:
+    """The duration of a finished run, its machine and versions."""
+    seconds, versions = saved.get("training_seconds"), saved.get("versions") or {}
     facts = []
     if isinstance(seconds, int | float):
         facts.append(f"training took {seconds / 60:,.1f} minutes, evaluation excluded")
-    if found.get("processor"):
-        facts.append(f"on {printable(found['processor'])}")
+    if saved.get("processor"):
+        facts.append(f"on {printable(saved['processor'])}")
     facts += [f"{printable(k)} {printable(v)}" for k, v in versions.items()]
-    if found.get("git_commit"):
-        facts.append(f"commit {printable(found['git_commit'])[:12]}")
+    if saved.get("git_commit"):
+        facts.append(f"commit {printable(saved['git_commit'])[:12]}")
     return facts
 
 
@@ -171,13 +171,14 @@ def _method_table(reports: Sequence[RunReport]) -> Table:
         scores: dict[str, list[float]] = {}
         for lane, row in zip(report.run.lanes, report.lanes):
             scores.setdefault(lane.name or lane.method, []).append(row["final_score"])
-        for method, own in scores.items():
-            std = float(np.std(own, ddof=1)) if len(own) > 1 else None
-            value = Value(float(np.mean(own)), std, len(own))
+        for method, of_seeds in scores.items():
+            std = float(np.std(of_seeds, ddof=1)) if len(of_seeds) > 1 else None
+            value = Value(float(np.mean(of_seeds)), std, len(of_seeds))
             name, env = printable(report.name), printable(report.run.env)
             progress = f"{report.step:,} of {report.run.config.steps:,}"
             method = printable(method)
-            rows.append((name, env, report.run.config.algo, method, len(own), progress, value))
+            cells = (name, env, report.run.config.algo, method, len(of_seeds), progress, value)
+            rows.append(cells)
     columns = (
         *map(Column, ("run", "task", "algorithm", "method", "seeds", "steps")),
         Column("score", spread=True),

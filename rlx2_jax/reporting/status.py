@@ -1,8 +1,8 @@
-"""The status of run directories and sweeps: who is running, how far, and what failed.
+"""The status of run directories and sweeps: state, progress and errors.
 
 Reads `status.json`, `summary.json`, `config.json` and the CSV log of a run, and `suite.json` of a
-sweep, which lists units that have no directory yet. Nothing is imported or executed, JAX neither,
-and what is damaged counts as missing.
+sweep, which also lists units without a directory. Imports and executes nothing, not even JAX;
+damaged files count as missing.
 """
 
 import os
@@ -28,7 +28,7 @@ _WRONG = (KeyError, TypeError, ValueError, AttributeError)
 
 
 class Status(NamedTuple):
-    """One unit: a run directory, or the place where one should be."""
+    """One unit: a run directory, which may not exist yet."""
 
     name: str
     state: str
@@ -48,7 +48,7 @@ class Status(NamedTuple):
 
 
 class NothingThere(Exception):
-    """The directory holds neither a run nor a sweep."""
+    """The directory has neither a run nor a sweep."""
 
 
 def find(directory: Path) -> list[Status]:
@@ -57,13 +57,13 @@ def find(directory: Path) -> list[Status]:
     Raises:
       NothingThere: it is none of these.
     """
-    found = list(_find(directory, directory.name, depth=2))
-    if not found:
+    units = list(_find(directory, directory.name, depth=2))
+    if not units:
         raise NothingThere(
-            f"there is no run in {directory}, and no sweep: name a run directory, or the --logdir "
-            f"of a sweep"
+            f"there is no run or sweep in {directory}: give a run directory, or the --logdir of a "
+            f"sweep"
         )
-    return list({unit.name: unit for unit in found}.values())
+    return list({unit.name: unit for unit in units}.values())
 
 
 def _find(directory: Path, name: str, depth: int) -> Iterator[Status]:
@@ -75,8 +75,8 @@ def _find(directory: Path, name: str, depth: int) -> Iterator[Status]:
     elif depth and directory.is_dir():
         for path in sorted(directory.iterdir()):
             if path.is_dir() and not path.is_symlink():
-                own = path.name if depth == 2 else f"{name}/{path.name}"
-                yield from _find(path, own, depth - 1)
+                inner = path.name if depth == 2 else f"{name}/{path.name}"
+                yield from _find(path, inner, depth - 1)
 
 
 def _is_run(directory: Path) -> bool:
@@ -85,7 +85,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _planned(directory: Path, plan: Path) -> Iterator[Status]:
-    """Units of a suite; one that another suite trains as well is shown there."""
+    """The units of a suite; units shared with another suite are listed under that one."""
     suite = directory.resolve().name
     try:
         units = [(str(u["name"]), str(u["directory"]), u) for u in files.parse_json(plan)["units"]]
@@ -95,10 +95,10 @@ def _planned(directory: Path, plan: Path) -> Iterator[Status]:
     for name, place, unit in units:
         folder = (directory / place).resolve()
         if not folder.is_relative_to(directory.resolve().parent):
-            continue  # a plan from elsewhere
-        own = f"{folder.parent.name}/{folder.name}"
+            continue  # outside of this sweep
+        shared = f"{folder.parent.name}/{folder.name}"
         total = unit.get("steps") if isinstance(unit.get("steps"), int) else None
-        yield read(folder, own if place != name else f"{suite}/{name}", total)
+        yield read(folder, shared if place != name else f"{suite}/{name}", total)
 
 
 def read(directory: Path, name: str, total: int | None = None) -> Status:
@@ -137,7 +137,7 @@ def _state(beat: dict[str, Any], directory: Path) -> str:
 
 
 def _is_alive(beat: dict[str, Any]) -> bool:
-    """Whether the process that wrote this is still there, as far as can be seen from here."""
+    """Whether the process that wrote this is probably still running."""
     written, pid = beat.get("time"), _int(beat.get("pid"))
     if not isinstance(written, int | float) or time.time() - written > SILENCE:
         return False
@@ -148,7 +148,7 @@ def _is_alive(beat: dict[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # of another user
+        return True  # belongs to another user
     return True
 
 
@@ -172,7 +172,7 @@ def _total(directory: Path) -> int | None:
 
 
 def _newest(directory: Path) -> tuple[int, float | None]:
-    """The newest step of the evaluations, and the mean over lanes of each lane's newest return."""
+    """The newest evaluated step, and the mean over lanes of their newest return."""
     columns = csvlog.read(directory / EVALUATIONS, ("lane", "step", "mean_return")).columns
     if not len(columns["lane"]):
         return 0, None
@@ -181,7 +181,7 @@ def _newest(directory: Path) -> tuple[int, float | None]:
 
 
 def table(units: Sequence[Status], key: str = "status") -> Table:
-    """All units, one in a line."""
+    """A table with one row per unit."""
     rows: list[tuple[Cell, ...]] = []
     for unit in units:
         rate, eta = unit.rate, unit.eta
@@ -204,7 +204,7 @@ def table(units: Sequence[Status], key: str = "status") -> Table:
 
 
 def summary(units: Sequence[Status]) -> str:
-    """How many units are in each state."""
+    """The number of units in each state."""
     counts = {state: sum(unit.state == state for unit in units) for state in STATES}
     shown = ", ".join(f"{n:,} {state}" for state, n in counts.items() if n)
     return f"{len(units):,} unit{'s' * (len(units) != 1)}: {shown}."

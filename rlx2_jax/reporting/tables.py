@@ -1,4 +1,4 @@
-"""Tables as data, and their markdown, HTML and CSV."""
+"""Tables as data, rendered as Markdown, HTML, CSV and text."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ Cell = Value | float | int | str | None
 
 
 class Column(NamedTuple):
-    """`group` is written above neighbouring columns of the same group."""
+    """A column; adjacent columns with the same `group` share a heading."""
 
     name: str
     group: str = ""
@@ -51,14 +51,14 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """`key` names its file; cells that are None are missing."""
+    """A table; `key` names its file, and None cells are missing values."""
 
     key: str  # a `markup.slug`
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    folded: bool = False  # shown on demand
+    folded: bool = False  # collapsed in HTML
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", markup.slug(self.key))
@@ -75,7 +75,7 @@ class Table:
         return number(cell, style.digits) if isinstance(cell, float) else str(cell)
 
     def all_notes(self) -> list[str]:
-        """The notes, and what the marks mean that occur."""
+        """The notes, and explanations of the marks in use."""
         cells = [cell for row in self.rows for cell in row]
         texts = [x.marks if isinstance(x, Value) else x for x in cells]
         used = {mark for x in texts if isinstance(x, str) for mark in x}
@@ -83,7 +83,7 @@ class Table:
 
 
 def number(value: float, digits: int) -> str:
-    """A number as text; what is not finite is said."""
+    """A number as text, or "not finite"."""
     if value != value or value in (float("inf"), float("-inf")):
         return "not finite"
     return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no "-0.0"
@@ -103,7 +103,7 @@ def markdown(table: Table) -> str:
 
 
 def text(table: Table) -> str:
-    """Aligned columns for a terminal, without those that are empty everywhere; no notes."""
+    """Aligned columns for a terminal, without empty columns and notes."""
     cells = [[table.text(i, j) for j in range(len(table.columns))] for i in range(len(table.rows))]
     used = [j for j in range(len(table.columns)) if any(row[j] for row in cells)]
     lines = [[table.columns[j].title for j in used], *([row[j] for j in used] for row in cells)]
@@ -111,7 +111,7 @@ def text(table: Table) -> str:
     lines.insert(1, ["-" * width for width in widths])
 
     def aligned(row: list[str]) -> str:
-        # Names, states and messages to the left.
+        # Left-align names, states and messages.
         left = (0, 1, len(row) - 1)
         return "  ".join(
             text.ljust(width) if i in left else text.rjust(width)
@@ -122,7 +122,7 @@ def text(table: Table) -> str:
 
 
 def html(table: Table) -> Html:
-    """A figure with its own horizontal scroll."""
+    """A horizontally scrolling figure."""
     columns = table.columns
     head = []
     if any(c.group for c in columns):
@@ -148,7 +148,7 @@ def _cells(table: Table, row: int) -> list[Html]:
 
 
 def to_csv(table: Table) -> str:
-    """Numbers in full; a mean over seeds has its spread, seeds and marks in columns beside it."""
+    """CSV with full precision; means over seeds get extra columns for std, seeds and marks."""
     means = [
         any(isinstance(row[j], Value) for row in table.rows) for j in range(len(table.columns))
     ]

@@ -1,6 +1,6 @@
 """Parameters and FLOPs of a run, by the formulas of the paper's appendix C.3.
 
-A network is a list of layers (I_l, O_l) with sparsities S_l; biases are left out, as in the paper.
+A network is a list of layers (I_l, O_l) with sparsities S_l. As in the paper, biases do not count.
 
     M     = Σ_l (1 − S_l) I_l O_l               parameters of one network (C.3.1)
     FLOPs = Σ_l (1 − S_l) (2 I_l − 1) O_l       one forward pass of one sample (C.3.2)
@@ -13,8 +13,8 @@ A training iteration, with A and C the FLOPs of actor and one critic and batch s
     evolve_actor  = B 2 A / ((1 − S_a) Δ_m)     evolve_critic = B 4 C / ((1 − S_c) Δ_m)
     trim          = K A / Δ_b, K = 8 B
 
-S_a and S_c are shares of all links of a network. Parameter counts are the formula's real numbers; a
-mask's whole links are less than one a layer off.
+S_a and S_c are overall sparsities of a network. Parameter counts are not rounded; the links of an
+actual mask differ by less than one per layer.
 """
 
 from bisect import bisect_left
@@ -31,12 +31,12 @@ Shapes = tuple[tuple[int, int], ...]  # (in, out) of each layer
 
 
 class _Method(NamedTuple):
-    """What a method adds to the dense run's updates."""
+    """The costs of a method compared to a dense run."""
 
-    networks: Literal["sparse", "dense", "tiny"] = "sparse"  # tiny: dense, of fewer units
+    networks: Literal["sparse", "dense", "tiny"] = "sparse"  # tiny: dense with fewer units
     dense_gradient: bool = False  # growth by gradient; SET's random growth is free (table 6)
     robust: bool = False  # multi-step targets and dynamic-capacity buffer
-    every_update: bool = False  # the dense gradient, at every update of a network
+    every_update: bool = False  # needs the dense gradient at every update of a network
 
 
 _METHODS = {
@@ -46,7 +46,7 @@ _METHODS = {
     "set": _Method(),
     "rigl": _Method(dense_gradient=True),
     "rlx2": _Method(dense_gradient=True, robust=True),
-    "rlx2-tiny": _Method("tiny", robust=True),  # these three: the topology ablation (table 3)
+    "rlx2-tiny": _Method("tiny", robust=True),  # topology ablations (table 3)
     "rlx2-ss": _Method(robust=True),
     "rlx2-set": _Method(robust=True),
 }
@@ -60,14 +60,14 @@ _METHODS |= _MORE | {f"rlx2-{name}": x._replace(robust=True) for name, x in _MOR
 
 @dataclass(frozen=True)
 class Ratios:
-    """Figures of a run divided by the dense run's (table 2, "Total Size" and "FLOPs").
+    """A run's numbers divided by those of the dense run (table 2, "Total Size" and "FLOPs").
 
     Attributes:
       actor_parameters: of the actor.
       critic_parameters: of one critic.
-      total_parameters: of every copy held in training.
-      train_flops: of a training iteration.
-      inference_flops: of an action.
+      total_parameters: of all networks and targets in training.
+      train_flops: per training iteration.
+      inference_flops: per action.
     """
 
     actor_parameters: float
@@ -79,22 +79,22 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Parameters and FLOPs of one run. FLOPs are averages per training iteration, but for
+    """Parameters and FLOPs of one run. FLOPs are averages per training iteration, except
     `inference_flops`.
 
     Attributes:
       algo, method, n_step: the algorithm, the method and n.
       actor_hidden, critic_hidden: hidden units of an MLP.
-      relative: the figures that tables show, divided by the dense run's.
+      relative: ratios to the dense run.
       actor_parameters, critic_parameters: of one network each.
       online_parameters: M_a + 2 M_c, without the targets (as in table 14).
-      total_parameters: of every copy held in training, 2 M_a + 4 M_c for TD3 and M_a + 4 M_c for
-        SAC (table 5).
+      total_parameters: of all networks and targets, 2 M_a + 4 M_c for TD3 and M_a + 4 M_c for SAC
+        (table 5).
       critic_update_flops: of updating the critics.
       actor_update_flops: of updating the actor, divided by d.
       actor_evolution_flops, critic_evolution_flops: of mask updates.
-      trim_flops: of checks of the buffer.
-      train_flops: of all these together.
+      trim_flops: of buffer checks.
+      train_flops: the sum of the above.
       inference_flops: of one action.
     """
 
@@ -120,7 +120,7 @@ class Ledger:
 class _Rates(NamedTuple):
     actor_evolutions: float  # mask updates per iteration
     critic_evolutions: float
-    distances: float  # actions compared with the behaviour policy's per iteration
+    distances: float  # actions per iteration that the policy distance compares
     hessian_products: float  # of each network per iteration
 
 
@@ -161,26 +161,26 @@ def ledger(
       algo: "td3", "sac" or another algorithm's name.
       obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
         obs_dim + action_dim inputs.
-      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; not used by
+      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; ignored by
         dense.
-      layers: (in, out) of the linear layers of actor and critic, for other architectures than an
-        MLP with `hidden` layers, which is then None. As biases are, normalisation is left out.
+      layers: (in, out) of the linear layers of actor and critic, for architectures other than an
+        MLP; `hidden` must then be None. Biases and normalisation do not count.
       method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3); or
-        another of the lanes' methods.
-      n_step: target length; None is 1, for rlx2 methods the paper's (TD3 3, SAC 2).
-      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair, of actor
-        and critic; by default 10,000, or every update of a network for growth by the smoothed
-        gradient. As in the paper, Δ_m is not multiplied by d for TD3's actor, though its mask
-        changes every d Δ_m iterations only.
-      oldest_k, policy_delay: K and d; None is the paper's 8 batch_size, and TD3 2, SAC 1.
+        another lane method.
+      n_step: target length; default: 1, for rlx2 methods the paper's (TD3 3, SAC 2).
+      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair (actor,
+        critic). Default Δ_m: 10,000, or every update of a network for growth by the smoothed
+        gradient. As in the paper, Δ_m is not multiplied by d for TD3's actor, although its mask
+        changes only every d Δ_m iterations.
+      oldest_k, policy_delay: K and d; default: the paper's 8 batch_size, and 2 for TD3, 1 for SAC.
       distribution: layer allocation, see `masks.layer_sparsities`.
-      dense_gradient: charge for growth by gradient; None is for rigl and rlx2 only.
-      dynamic_buffer: charge for trimming; None is for rlx2 methods only.
-      dense_n_step: n of the dense run compared with: 1 in the paper's main table. It changes SAC's
-        training ratio only; give n_step's value to compare at equal n.
-      critics: size of the ensemble, the same in the dense run.
-      trained: the sparsity of each layer of actor and critic, averaged over the updates, where
-        links are pruned; None: as given, from the start.
+      dense_gradient: whether to count growth by gradient; default: as the method needs it.
+      dynamic_buffer: whether to count trimming; default: for rlx2 methods only.
+      dense_n_step: n of the dense run in ratios: 1 in the paper's main table. Affects only SAC's
+        training ratio; give n_step's value to compare at equal n.
+      critics: size of the ensemble, also of the dense run.
+      trained: the sparsity of each layer of actor and critic, averaged over the updates, for
+        methods that prune; None: the given sparsities, from the start.
       hessian_products: Hessian-gradient products of each network per update (GraSP).
     """
     for name, choice, known in [("algo", algo, NETWORK_USE), ("method", method, _METHODS)]:
@@ -238,10 +238,10 @@ def ledger(
 
 
 def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float) -> int:
-    """Width h of the dense network whose parameter count is nearest the sparse network's.
+    """Width h of the dense network whose parameter count is closest to the sparse network's.
 
-    Layers narrower than h keep their width, so that h = max(hidden) is the whole network. Of two
-    equally near widths the smaller is taken.
+    Layers narrower than h keep their width, so h = max(hidden) is the full network. Ties go to the
+    smaller width.
     """
     in_dim, out_dim = _positive("in_dim", in_dim), _positive("out_dim", out_dim)
     hidden = tuple(_positive("hidden width", width) for width in hidden)
@@ -257,7 +257,7 @@ def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float
 
 
 def overall_sparsity(sizes: Sequence[int], sparsity: float | Sequence[float]) -> float:
-    """Of a network of these layer sizes whose layers have these sparsities, or this one."""
+    """Sparsity of a network with these layer sizes, given one sparsity or one per layer."""
     return _overall(tuple(pairwise(sizes)), sparsity)
 
 
@@ -275,7 +275,7 @@ def _network(
     sparsity: float | Sequence[float],
     distribution: str,
 ) -> _Network:
-    """One network as a method has it."""
+    """One network under a method."""
     overall = _overall(shapes, sparsity)
     if run.networks == "tiny" and hidden is not None:
         in_dim, out_dim = shapes[0][0], shapes[-1][1]
@@ -304,17 +304,17 @@ def _figures(
     d: int,
     rates: _Rates,
 ) -> dict[str, float]:
-    """A ledger's numbers, of networks as they end, on average in training, and with all links."""
+    """The numbers of a ledger, from the final, average trained, and dense networks."""
     (actor, critic), (a, c) = final, (network.flops for network in trained)
     target = (n if spec.target_every_step else 1) * a * spec.has_critic + critics * c
     judges = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
-    products = 2 * rates.hessian_products  # in gradients
-    # Growth by the paper's formula: 2 A / (1 - S_a) is not exactly that of a dense network.
+    products = 2 * rates.hessian_products  # one product costs two gradients
+    # The paper's formula for growth, 2 A / (1 - S_a), is not exactly the cost of a dense network.
     actor_growth = 2 * actor.flops / (1 - actor.sparsity) * rates.actor_evolutions
     critic_growth = 2 * critics * critic.flops / (1 - critic.sparsity) * rates.critic_evolutions
     actor_product = (3 * dense[0].flops + judges * critic.flops) * products
     critic_product = 3 * critics * dense[1].flops * products
-    flops = {  # 3: a forward pass, and a backward pass of twice its cost
+    flops = {  # 3: a forward pass, and a backward pass at twice its cost
         "critic_update_flops": batch * (target + 3 * critics * c),
         "actor_update_flops": batch * (3 * a + judges * c) / d,
         "actor_evolution_flops": batch * (actor_growth + actor_product),

@@ -4,10 +4,10 @@
     I_drop = the k live links of smallest |θ|
     I_grow = the k places of largest |score| among those not live after the drop
 
-The score of a batch is the dense gradient g_y xᵀ, computed tile by tile with a running top-k, so
-that its N elements never exist at once. Ties go as in the masked form, whose stable sort runs over
-the flattened [in, out] kernel: of equal |θ| the later place drops first, of equal |score| the
-earlier place grows first.
+The score of a batch is the dense gradient g_y xᵀ. It is computed in tiles with a running top-k, so
+its N elements are never all in memory. Ties are broken as in masked networks, by position in the
+flattened [in, out] kernel: of equal |θ| the later place drops first, of equal |score| the earlier
+place grows first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rlx2_jax.sparse.masks import magnitude
 REGROW = ("keep", "zero", "forbid")
 Score = Array | tuple[Array, Array]  # [in, out], or (x [in, batch], g_y [out, batch])
 
-# float32 may fall just short of a whole number that float64 reaches.
+# Rounds up products that are integers in float64 but slightly less in float32.
 _FLOOR_GUARD = 1.0 + 2.0**-22
 _TILE = 1 << 15  # places scored at a time
 
@@ -36,21 +36,21 @@ def evolve(
     regrow: str = "keep",
     max_fraction: float = 1.0,
 ) -> tuple[Index, Array]:
-    """Drops and grows links of every layer; each keeps its exact number of live links.
+    """Drops and grows links in every layer; each layer keeps its exact number of live links.
 
     Args:
-      flat: [parameters]; only the values are looked at.
+      flat: [parameters]; biases are ignored.
       scores: per layer, growth scores [in, out] or the pair (x [in, batch], g_y [out, batch])
         whose product is the score.
       fraction: ζ_t in [0, 1], possibly traced; 0 changes nothing.
       keep_scores: [parameters] or [links]; links with the smallest |score| are dropped. Default
         |θ|.
-      regrow: whether links just dropped may regrow: `keep`, at once and with their value; `zero`,
-        grow again from zero; `forbid`, not grow again now.
+      regrow: whether links just dropped may regrow: `keep`, with their value; `zero`, from zero;
+        `forbid`, not in this update.
       max_fraction: static bound on `fraction`, which bounds the memory and time of the top-k.
 
     Returns:
-      The new index, and i32[parameters] for `remap`: where each parameter comes from, -1 if new.
+      The new index, and the source of each parameter for `remap` (-1 if new): i32[parameters].
     """
     if regrow not in REGROW:
         raise ValueError(f"unknown regrow {regrow!r}: use one of {REGROW}")
@@ -71,7 +71,7 @@ def evolve(
 
 
 def remap(source: Array, *vectors: Array) -> tuple[Array, ...]:
-    """Takes value-like vectors (values, moments, targets) along; new links get 0."""
+    """Reorders parameter vectors (values, moments, targets) by `source`; new links get 0."""
     return tuple(jnp.where(source >= 0, v[jnp.maximum(source, 0)], 0) for v in vectors)
 
 
@@ -99,7 +99,7 @@ def _evolve_layer(
         return place, perm
     live = index.live()[layer]
     k = jnp.minimum(links_to_move(live, fraction), most)
-    if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
+    if regrow == "forbid":  # only absent links may grow, possibly fewer than k
         k = jnp.minimum(k, dead - live)
     keep = keep[index.spec.slices("values")[layer]][perm]
     size = jnp.where(place < dead, magnitude(keep), -1.0)
@@ -109,9 +109,9 @@ def _evolve_layer(
     best = _top_places(score, taken, index.layer("colptr", layer), (n_in, n_out), most)
     grown = jnp.where(jnp.arange(most) < k, best, dead)
     was = jnp.minimum(jnp.searchsorted(place, grown), nnz - 1)
-    returns = (place[was] == grown) & (grown < dead) & (regrow == "keep")
+    regrown = (place[was] == grown) & (grown < dead) & (regrow == "keep")
     new_place = jnp.concatenate([jnp.where(kept, place, dead), grown])
-    source = jnp.concatenate([perm, jnp.where(returns, perm[was], -1)])
+    source = jnp.concatenate([perm, jnp.where(regrown, perm[was], -1)])
     new_place, source = jax.lax.sort((new_place, source), num_keys=1)
     return new_place[:nnz], jnp.where(new_place[:nnz] < dead, source[:nnz], -1)
 
@@ -121,9 +121,9 @@ def _top_places(
 ) -> Array:
     """The `most` best places not in `taken`, best first: i32[most].
 
-    A tile is a few inputs with all their outputs, so tiles follow the order of places and a tie
-    between an earlier winner and the tile goes to the earlier one. A `taken` place scores -1, a
-    NaN -0.5. `taken` follows the links: those of a tile lie between two entries of `colptr`.
+    A tile is a few inputs with all their outputs, so tiles are in order of place, and ties go to
+    the earlier place. Places in `taken` score -1, NaN scores -0.5. `taken` is in link order: those
+    of a tile lie between two entries of `colptr`.
     """
     n_in, n_out = shape
     rows = max(1, min(n_in, _TILE // n_out))
@@ -143,7 +143,7 @@ def _top_places(
         here = first * n_out + jnp.arange(rows * n_out, dtype=jnp.int32)
         key = jnp.where(here < n_in * n_out, key, -2.0)
         mine = jax.lax.dynamic_slice_in_dim(taken, colptr[first], span) - first * n_out
-        mine = jnp.where(mine < 0, rows * n_out, mine)  # not of this tile (negative would wrap)
+        mine = jnp.where(mine < 0, rows * n_out, mine)  # outside the tile (negative would wrap)
         key = key.at[mine].set(-1.0, mode="drop")
         keys, winners = jnp.concatenate([best[0], key]), jnp.concatenate([best[1], here])
         top, chosen = jax.lax.top_k(keys, most)

@@ -1,7 +1,7 @@
-"""Mask updates of several leaves at once: drop and grow, prune, move links between layers.
+"""Mask updates over several leaves: drop and grow, prune, move links between layers.
 
-A mask update gets a `Step`, lists with one entry per sparse leaf, and returns new masks. Places
-compete within the groups of a `Structure`; a plain leaf is one group per member.
+A mask update takes a `Step` and returns new masks. Places compete within the groups of a
+`Structure`; an unstructured leaf is one group per member.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from rlx2_jax.sparse.structure import Structure
 from rlx2_jax.sparse.topology import links_to_move
 from rlx2_jax.types import Array
 
-Change = tuple[list[Array], list[Array] | None]  # masks; links that keep their value
+Change = tuple[list[Array], list[Array] | None]  # new masks, and links that keep their value
 
 
 class Step(NamedTuple):
@@ -29,16 +29,16 @@ class Step(NamedTuple):
       leaves: shape and layout of each sparse kernel.
       weights: zero off the mask.
       grads: dense gradients.
-      masks: the current ones.
-      links: links of one member of each leaf, once it is as sparse as it shall be.
-      uniform: key to random numbers in (0, 1) of the shape of a leaf.
-      count: which update this is, from 1.
-      key: for random choices of the whole update.
+      masks: current masks.
+      links: final number of links of one member of each leaf.
+      uniform: maps a key to random numbers in (0, 1) of the leaf's shape.
+      count: the number of this update, from 1.
+      key: for the random choices of this update.
       smoothed: exponentially smoothed dense gradients, for methods that declare them.
       signs: whether each place's initial weight was positive, for methods that declare them.
-      hessian_gradient: computes H g, where `update` was given `grad_fn`.
-      scored: what growth rules see as the dense gradient, if not `grads`.
-      moments: Adam's moments μ and ν of the weights, where the optimizer is ours.
+      hessian_gradient: computes H g, if `update` was given `grad_fn`.
+      scored: passed to growth rules as the dense gradient, in place of `grads`.
+      moments: Adam's moments μ and ν of the weights; None with a foreign optimizer.
     """
 
     leaves: Sequence[Leaf]
@@ -57,7 +57,7 @@ class Step(NamedTuple):
 
 
 def initial(leaf: Leaf, structure: Structure, score: Array, links: int | Array) -> Array:
-    """The places of largest score, `links` of them in every member: bool[leaf.shape]."""
+    """A mask of the `links` places with the largest score in every member: bool[leaf.shape]."""
     structure = structure.on(leaf)
     best = partial(largest, count=structure.links(leaf, links))
     return structure.ungroup(leaf, jax.vmap(best)(structure.groups(leaf, score)))
@@ -71,33 +71,33 @@ def evolve(
     fraction: Array,
     regrow: str,
 ) -> Change:
-    """Drop and grow (Algorithm 1). The links with the smallest keep scores of a whole layer go, as
-    in SRigL, and every group grows as many as it lost."""
+    """Drop and grow (Algorithm 1). Drops the links with the smallest keep scores of the whole
+    layer, as in SRigL; every group regrows as many as it lost."""
     masks, inherited = [], []
 
     def change(mask: Array, keep: Array, score: Array) -> tuple[Array, Array]:
         return _evolve_groups(mask, keep, score, fraction, regrow)
 
     for i, leaf in enumerate(step.leaves):
-        own, members = structure.on(leaf), leaf.size("m")
+        pattern, members = structure.on(leaf), leaf.size("m")
         grow_score, keep_score = _scores(step, i, grow, drop)
         scores = (jnp.abs(keep_score), jnp.abs(grow_score))
-        grouped = [own.groups(leaf, x) for x in (step.masks[i], *scores)]
+        grouped = [pattern.groups(leaf, x) for x in (step.masks[i], *scores)]
         new = jax.vmap(change)(*(x.reshape(members, -1, x.shape[-1]) for x in grouped))
-        for found, kind in zip(new, (masks, inherited)):
-            kind.append(own.ungroup(leaf, found.reshape(grouped[0].shape)))
+        for groups, kind in zip(new, (masks, inherited)):
+            kind.append(pattern.ungroup(leaf, groups.reshape(grouped[0].shape)))
     return masks, inherited if regrow == "zero" else None
 
 
 def _evolve_groups(
     mask: Array, keep: Array, score: Array, fraction: Array, regrow: str
 ) -> tuple[Array, Array]:
-    """New mask and inherited links of one member: [groups, size] all."""
+    """New mask and inherited links of one member; all arrays are [groups, size]."""
     live = mask.sum(axis=1, dtype=jnp.int32)
     size = jnp.where(mask, magnitude(keep), -1.0)
     kept = largest(size, live.sum() - links_to_move(live.sum(), fraction))
     taken = kept
-    if regrow == "forbid":  # only links dead before may grow: there may be too few
+    if regrow == "forbid":  # only absent links may grow, possibly too few
         gone = jnp.minimum(live - kept.sum(axis=1), mask.shape[1] - live)
         kept, taken = jax.vmap(largest)(size, live - gone), mask
     new = kept | jax.vmap(dense_grow)(score, taken, live - kept.sum(axis=1))
@@ -107,12 +107,12 @@ def _evolve_groups(
 def prune(
     step: Step, structure: Structure, scores: Sequence[Array], done: Array, together: bool
 ) -> list[Array]:
-    """Keeps the live links of largest score, their number N - floor(done (N - links)).
+    """Keeps the N - floor(done (N - links)) live links with the largest scores.
 
     Args:
       scores: may be negative.
-      done: how much of the way to `step.links` is due, in [0, 1].
-      together: rank the links of all leaves together, not within each group.
+      done: pruning progress in [0, 1]; 1 leaves `step.links`.
+      together: rank the links of all leaves together instead of within each group.
     """
     live = [jnp.where(m, s, -jnp.inf) for m, s in zip(step.masks, scores)]
     if together:
@@ -124,11 +124,11 @@ def prune(
         return [part.reshape(s.shape) for part, s in zip(parts, live)]
     masks = []
     for leaf, score, links in zip(step.leaves, live, step.links):
-        own = structure.on(leaf)
-        groups = own.groups(leaf, score)
-        count = _left(groups.shape[1], own.links(leaf, links), done)
+        pattern = structure.on(leaf)
+        groups = pattern.groups(leaf, score)
+        count = _left(groups.shape[1], pattern.links(leaf, links), done)
         chosen = jax.vmap(partial(largest, count=count))(groups)
-        masks.append(own.ungroup(leaf, chosen))
+        masks.append(pattern.ungroup(leaf, chosen))
     return masks
 
 
@@ -140,19 +140,19 @@ def redistribute(
     *,
     across: bool,
 ) -> Change:
-    """Drops a share of the smallest weights and regrows as many links, in layers in proportion to
-    their importance. Links move between leaves, never between members of a stack.
+    """Drops a share of the smallest weights and regrows as many links, distributed over layers in
+    proportion to their importance. Links move between leaves but not between members of a stack.
 
     Args:
-      scores: growth scores, not negative.
-      importance: of a layer, given the links it keeps and its scores.
-      across: drop the smallest weights of all layers together, not the same share of each.
+      scores: nonnegative growth scores.
+      importance: of a layer, given its kept links and its scores.
+      across: drop the smallest weights of all layers together instead of a share of each layer.
     """
     plain = Structure()
     members = {leaf.size("m") for leaf in step.leaves}
     if len(members) != 1:
         raise ValueError(
-            "links move between layers: stack all sparse leaves alike, not "
+            "links move between layers: all sparse leaves need the same number of members, not "
             + ", ".join(f"{leaf.path} {leaf.size('m')}" for leaf in step.leaves)
         )
 
@@ -182,11 +182,11 @@ def redistribute(
 def apportion(total: Array, weights: Array, room: Array) -> Array:
     """Divides `total` among layers in proportion to `weights`, at most `room` each: i32[layers].
 
-    The sum is exactly min(total, Σ room); what rounding leaves over goes to the first layers.
+    The sum is exactly min(total, Σ room); the rounding remainder goes to the first layers.
     """
     given = jnp.zeros_like(room)
     weights = jnp.where(jnp.isfinite(weights) & (weights > 0), weights, 0.0)
-    for _ in range(len(room)):  # each round gives out all, or fills another layer
+    for _ in range(len(room)):  # each round distributes everything or fills another layer
         left = total - given.sum()
         open_weights = jnp.where(given < room, weights, 0.0)
         shares = open_weights / jnp.maximum(open_weights.sum(), jnp.finfo(weights.dtype).tiny)
@@ -197,7 +197,7 @@ def apportion(total: Array, weights: Array, room: Array) -> Array:
 
 
 def refill(leaf: Leaf, mask: Array, stays: Array, draws: Array) -> Array:
-    """`stays`, and the places of largest draw up to the number of links of `mask`, by member."""
+    """`stays`, filled up by the largest `draws` to the number of links in `mask`, per member."""
     groups = partial(Structure().groups, leaf)
 
     def one(mask: Array, stays: Array, draws: Array) -> Array:
@@ -212,7 +212,7 @@ def _left(size: int, final: Any, done: Array) -> Array:
 
 
 def _scores(step: Step, i: int, grow: rules.GrowRule, drop: rules.DropRule) -> tuple[Array, Array]:
-    """Growth and keep scores of leaf i. Rules see one member of a stack at a time."""
+    """Growth and keep scores of leaf i. Rules see one stack member at a time."""
     leaf = step.leaves[i]
     smoothed = step.smoothed[i] if step.smoothed is not None else None
     if "m" not in leaf.layout:

@@ -1,12 +1,12 @@
-"""Where one layer grows: ArgTopK of |∇_θ L| outside the taken places, in three ways.
+"""Link growth in one layer: ArgTopK of |∇_θ L| outside the taken places, in three versions.
 
-`dense_grow` ranks a score that is there in full. Algorithm 2, efficient link growing, does
-without the N-element gradient, which compact networks never have: the gradient of a linear layer
-y = xθ is ∂L/∂θ_ij = x_i g_j, a product of two vectors for one sample (`heap_grow`, a reference in
-plain Python) and xᵀg for a batch (`tiled_grow`, under jit). All three choose the same links.
+`dense_grow` ranks a dense score array. Algorithm 2, efficient link growing, avoids the N-element
+gradient, which compact networks never materialize: the gradient of a linear layer y = xθ is
+∂L/∂θ_ij = x_i g_j, an outer product for one sample (`heap_grow`, a plain Python reference) and xᵀg
+for a batch (`tiled_grow`, for jit). All three choose the same links.
 
-Places are numbered as in a raveled `[in, out]` kernel: (i, j) is i · out + j. Of equal scores the
-lower number wins.
+Place (i, j) has number i · out + j, its position in the raveled `[in, out]` kernel. Ties go to the
+lower number.
 """
 
 import heapq
@@ -20,26 +20,26 @@ import numpy as np
 from rlx2_jax.sparse.masks import largest, magnitude
 from rlx2_jax.types import Array
 
-# Scores are magnitudes, so that what must not be chosen ranks below zero.
-_TAKEN, _NOTHING = -1.0, -2.0  # a NaN has -0.5
+# Scores are magnitudes; places that must not be chosen rank below zero.
+_TAKEN, _NOTHING = -1.0, -2.0  # NaN ranks at -0.5
 
 
 def dense_grow(score: Array, taken: Array, k: Array | int) -> Array:
     """A mask of the k largest |score| outside `taken`: all three `[in, out]`, k possibly traced.
 
-    A score that is not a number comes last. There must be k places that are not taken.
+    NaN scores rank last. At least k places must be free.
     """
     return largest(jnp.where(taken, _TAKEN, magnitude(score)), k)
 
 
 class Grown(NamedTuple):
-    """Links to grow, by decreasing |score|; places that are not valid hold the layer's size."""
+    """Links to grow, by decreasing |score|; invalid entries hold the layer's size."""
 
     indices: Array  # i32[k_max]
     valid: Array  # bool[k_max]
 
     def mask(self, shape: tuple[int, int]) -> Array:
-        """The same as a boolean `[in, out]` mask."""
+        """The links as a boolean `[in, out]` mask."""
         empty = jnp.zeros(shape[0] * shape[1], bool)
         return empty.at[self.indices].set(True, mode="drop").reshape(shape)
 
@@ -47,14 +47,14 @@ class Grown(NamedTuple):
 def tiled_grow(
     x: Array, g: Array, taken: Array, k: Array | int, *, k_max: int, tile: int = 64
 ) -> Grown:
-    """The k largest |xᵀg| outside `taken`, without xᵀg: it goes over tiles of input rows and
-    keeps a running top k_max, so that `tile · out + k_max` scores exist at a time.
+    """The k largest |xᵀg| outside `taken`, without materializing xᵀg: scans tiles of input rows
+    with a running top k_max, so only `tile · out + k_max` scores exist at a time.
 
     Args:
       x: inputs of the layer, `[batch, in]`.
-      g: gradient of the loss by its outputs, `[batch, out]`.
-      taken: a boolean mask `[in, out]`, or i32[m] places; those outside the layer are ignored,
-        so that they can pad.
+      g: gradient of the loss with respect to its outputs, `[batch, out]`.
+      taken: a boolean mask `[in, out]`, or i32[m] places; places outside the layer are ignored and
+        can serve as padding.
       k: links to grow, at most `k_max` and at most the places not taken; possibly traced.
       k_max: static size of the result.
       tile: input rows per tile.
@@ -66,7 +66,7 @@ def tiled_grow(
         raise ValueError(f"x and g are [batch, in] and [batch, out], got {x.shape} and {g.shape}")
     if taken.shape != (n_in, n_out) if dense else taken.ndim != 1:
         raise ValueError(
-            f"taken is a mask of shape {(n_in, n_out)} or a vector of whole numbers, got "
+            f"taken is a mask of shape {(n_in, n_out)} or a vector of integers, got "
             f"{taken.dtype} of shape {taken.shape}"
         )
     if not 0 <= k_max <= size or tile < 1:
@@ -82,7 +82,7 @@ def tiled_grow(
     local = jnp.arange(tile * n_out, dtype=jnp.int32)
     masks = jnp.pad(taken, padding, constant_values=True).reshape(tiles, -1) if dense else None
 
-    def go_on(best: tuple[Array, Array], now: tuple[Array, Array, Array | None]):
+    def merge_tile(best: tuple[Array, Array], now: tuple[Array, Array, Array | None]):
         x_tile, start, mask = now
         if mask is None:
             places = taken - start
@@ -90,8 +90,7 @@ def tiled_grow(
             mask = jnp.zeros(tile * n_out, bool).at[places].set(True, mode="drop")
             mask |= start + local >= size
         score = jnp.where(mask, _TAKEN, magnitude(x_tile @ g).ravel())
-        # Of equal scores top_k puts the first one first, and what is best so far comes from
-        # lower rows: ties go to the lower place.
+        # top_k is stable and the best so far come from lower rows: ties go to the lower place.
         scores = jnp.concatenate([best[0], score])
         indices = jnp.concatenate([best[1], start + local])
         scores, chosen = jax.lax.top_k(scores, k_max)
@@ -101,7 +100,7 @@ def tiled_grow(
         jnp.full(k_max, _NOTHING, jnp.result_type(x, g)),
         jnp.full(k_max, size, jnp.int32),
     )
-    (scores, indices), _ = jax.lax.scan(go_on, nothing, (x_tiles, starts, masks))
+    (scores, indices), _ = jax.lax.scan(merge_tile, nothing, (x_tiles, starts, masks))
     valid = (jnp.arange(k_max) < k) & (scores > _TAKEN)
     return Grown(jnp.where(valid, indices, size), valid)
 
@@ -115,15 +114,14 @@ def heap_grow(
 ) -> set[int]:
     """Efficient link growing (Algorithm 2), for the gradient x_i g_j of one sample.
 
-    One pointer per output walks down |x_σ1| ≥ |x_σ2| ≥ …; a heap holds the products under the
-    pointers, so that they come out from the largest on, and nothing else is ever computed:
-    O(links · log N) steps.
+    One pointer per output walks down |x_σ1| ≥ |x_σ2| ≥ …, and a heap of the products at the
+    pointers yields them in decreasing order, in O(links · log N) steps.
 
     Args:
       x, g: input and output gradient of the layer, `[in]` and `[out]`.
-      base: S_0, places that are links already.
-      links: (1 - s) N, how many links there are to be.
-      forbid: U, places that may not become links.
+      base: S_0, existing links.
+      links: (1 - s) N, the total number of links to reach.
+      forbid: U, places that must not become links.
 
     Returns:
       S ⊇ S_0 with |S| = `links` and S \\ S_0 outside U.
@@ -141,14 +139,14 @@ def heap_grow(
     order = np.argsort(-x, kind="stable")  # σ
 
     def product(j: int, rank: int) -> float:
-        return -float(g[j] * x[order[rank]])  # heapq has the smallest on top
+        return -float(g[j] * x[order[rank]])  # heapq is a min-heap
 
     with np.errstate(over="ignore"):
         heap = [(product(j, 0), j, 0) for j in range(g.size)]
         heapq.heapify(heap)
         while len(links_now) < links:
-            # All places of the same score at once: a column lists them by |x|, which need not be
-            # by place where g_j = 0 or where products round to the same number.
+            # Pop all ties at once: a column is ordered by |x|, which is not the order of places if
+            # g_j = 0 or if products round to the same number.
             top, tied = heap[0][0], []
             while heap and heap[0][0] == top:
                 _, j, rank = heapq.heappop(heap)

@@ -1,11 +1,10 @@
 """The wrapped optimizer's step, without a conditional around it.
 
-On a mask update the optimizer does not step: its state must stay as it is, apart from what belongs
-to links that moved. Selecting between the old and the new state after the step would make XLA
-compute the new moments twice, once for the step and once for the state, and copy donated buffers.
-`advance` selects where the optimizer computes a part of its new state instead, so that the step
-reads the selected value: on other updates that is the new one, and on a mask update the step is not
-used.
+On a mask update the optimizer does not step: its state must not change, except for links that
+moved. Selecting between the old and the new state after the step would make XLA compute the new
+moments twice, once for the step and once for the state, and copy donated buffers. Instead,
+`advance` selects inside the update, where each part of the new state is computed, and the step
+reads the selected value. On a mask update that value is wrong for the step, but the step is unused.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,19 +20,19 @@ from rlx2_jax.types import Array, Params
 
 
 def owners(inner: Any, params: Params) -> list[int]:
-    """For each leaf of an optimizer's state, the number of the parameter it belongs to, or -1.
+    """For each leaf of an optimizer's state, the index of the parameter it belongs to, or -1.
 
-    A leaf belongs to a parameter if its path ends with the parameter's and its last axes have the
-    parameter's shape; of several, to that of the longest path.
+    A leaf belongs to a parameter if its path ends with the parameter's path and its trailing axes
+    have the parameter's shape. The longest matching path wins.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     numbers = {_parts(path): i for i, (path, _) in enumerate(flat)}
-    found = []
+    indices = []
     for path, value in jax.tree_util.tree_flatten_with_path(inner)[0]:
         parts = _parts(path)
         ends = (numbers.get(parts[start:], -1) for start in range(len(parts) + 1))
-        found.append(next((i for i in ends if i >= 0 and _covers(value, flat[i][1])), -1))
-    return found
+        indices.append(next((i for i in ends if i >= 0 and _covers(value, flat[i][1])), -1))
+    return indices
 
 
 def _parts(path: jax.tree_util.KeyPath) -> tuple[str, ...]:
@@ -71,8 +70,8 @@ def advance(
     for eqn in jaxpr.eqns:
         with eqn.ctx.manager:
             parameters = eqn.primitive.get_bind_params(eqn.params)
-            found = eqn.primitive.bind(*map(read, eqn.invars), **parameters)
-        for var, value in zip(eqn.outvars, found if eqn.primitive.multiple_results else [found]):
+            out = eqn.primitive.bind(*map(read, eqn.invars), **parameters)
+        for var, value in zip(eqn.outvars, out if eqn.primitive.multiple_results else [out]):
             values[var] = value
             if len(state_vars.get(var, ())) == 1:
                 (i,) = state_vars[var]
@@ -84,9 +83,10 @@ def advance(
 
 
 def restored(old: Sequence[Array], due: Array, keep: Callable[[int], Array | None]) -> Any:
-    """`replace` of `advance`: the old state where `due`, zero where a link does not keep its value.
+    """`replace` for `advance`: the old state if `due`, with zeros where links do not keep their
+    value.
 
-    `keep(i)`: which places of state leaf i keep their value, if it belongs to a sparse parameter.
+    `keep(i)`: a mask of the places of state leaf i that keep their value; None keeps all.
     """
 
     def replace(i: int, new: Array) -> Array:
@@ -96,7 +96,7 @@ def restored(old: Sequence[Array], due: Array, keep: Callable[[int], Array | Non
 
 
 def zeroed(value: Array, keep: Array | None) -> Array:
-    """`value`, zero where `keep` is false; its leading axes may be more."""
+    """`value`, zeroed where `keep` is false; `value` may have more leading axes."""
     if keep is None:
         return value
     keep = jnp.broadcast_to(keep, value.shape)

@@ -1,7 +1,7 @@
-"""How the lanes of one program change their masks: a method of `methods.METHODS`, with its options.
+"""Mask updates of lanes: a method of `methods.METHODS` with its options.
 
-Names and patterns are static (`Topology`), lanes that share them share a program. Fractions,
-intervals and numbers of links are data of a lane (`Schedule`), and so are growth and drop rules.
+Names and patterns are static (`Topology`); lanes that agree on them share a program. Fractions,
+intervals, link counts, and growth and drop rules are traced per lane (`Schedule`).
 """
 
 import warnings
@@ -26,11 +26,11 @@ class Topology(NamedTuple):
     """The static part of a lane's mask updates.
 
     Attributes:
-      method: a name of `methods.METHODS`. `rigl` stands for all that drop and grow in place: RigL
-        and SET, by their growth rule, static and dense networks, by ζ_0 = 0.
-      structure: the pattern of the masks, as `structure.parse` reads it. Layers that it does not
-        divide have none.
-      scope: whether pruning ranks the links of a `layer`, or of the whole network (`global`).
+      method: a name in `methods.METHODS`. `rigl` covers all methods that drop and grow within a
+        layer: RigL and SET (by their growth rule), static and dense networks (ζ_0 = 0).
+      structure: the mask pattern, as for `structure.parse`. Layers that it does not divide are
+        unstructured.
+      scope: whether pruning ranks links per `layer` or over the whole network (`global`).
       start: updates of this network before pruning begins.
     """
 
@@ -47,17 +47,17 @@ class Topology(NamedTuple):
 
     @property
     def traits(self) -> Method:
-        """The method without a schedule: what it reads, and how masks begin."""
+        """The static properties of the method, built with a placeholder schedule."""
         return _traits(self)
 
     @property
     def options(self) -> list[str]:
-        """The options that its method has."""
+        """The options of the method."""
         return options_of(METHODS[self.method])
 
     @property
     def prunes(self) -> bool:
-        """Whether masks begin dense."""
+        """Whether masks start dense."""
         return self.traits.begins == "dense"
 
     @property
@@ -67,11 +67,11 @@ class Topology(NamedTuple):
 
     @property
     def gradual(self) -> bool:
-        """Whether links go step by step from `start` on."""
+        """Whether pruning is gradual, from `start` on."""
         return "start" in self.options
 
     def delayed(self, delay: int) -> "Topology":
-        """The same for a network that makes every `delay`-th update."""
+        """The topology of a network that is updated every `delay` updates."""
         return self._replace(start=self.start // delay)
 
     def build(
@@ -81,7 +81,7 @@ class Topology(NamedTuple):
         drop: Sequence[str] = ("magnitude",),
         regrow: str = "keep",
     ) -> Method:
-        """The method of one lane, whose rules `schedule` numbers."""
+        """The method of one lane; `schedule` selects among the rules by index."""
 
         def select_growth(key: Array, layer: rules.Layer) -> Array | rules.Factors:
             return rules.select([rules.GROW[name](key, layer) for name in grow], schedule.grow)
@@ -94,7 +94,7 @@ class Topology(NamedTuple):
         if any(rules.needs_smoothed(rules.GROW[name]) for name in grow):
             grow_by = rules.uses_smoothed(grow_by)
         t_end = schedule.t_end
-        if self.gradual:  # mask updates are at multiples of the interval, the last one too
+        if self.gradual:  # the last mask update must also be at a multiple of the interval
             t_end = t_end // schedule.interval * schedule.interval
         values = {
             "interval": schedule.interval,
@@ -108,7 +108,7 @@ class Topology(NamedTuple):
             "start": self.start,
             "at": self.start + 1,
         }
-        with warnings.catch_warnings():  # whoever made the schedule has checked it
+        with warnings.catch_warnings():  # the schedule has already been checked
             warnings.simplefilter("ignore")
             return METHODS[self.method](**{x: values[x] for x in self.options if x in values})
 
@@ -119,18 +119,19 @@ class Topology(NamedTuple):
         return never if method.due is None else (schedule.zeta0 > 0) & method.due(count)
 
     def fraction(self, schedule: Schedule, count: Array) -> Array:
-        """ζ at update `count`: 0, which changes nothing, where no mask update is due."""
+        """ζ at update `count`; 0, which changes nothing, if no mask update is due."""
         fraction = update_fraction(count, schedule.zeta0, schedule.t_end)
         return jnp.where(self.due(schedule, count), fraction, 0.0)
 
     def check(self) -> None:
-        """Raises if the method does not have the structure or scope."""
+        """Raises if the method does not support the structure or scope."""
         for name, neutral in (("structure", "none"), ("scope", "layer")):
             value = getattr(self, name)
             if value != neutral and name not in self.options:
                 able = [x for x, other in METHODS.items() if name in options_of(other)]
                 raise ValueError(
-                    f"{name}={value!r}: {self.method} has no {name}, these do: {', '.join(able)}"
+                    f"{name}={value!r}: {self.method} has no {name}; these methods do: "
+                    f"{', '.join(able)}"
                 )
         if self.structure != "none" and self.scope == "global":
             raise ValueError(
@@ -143,7 +144,7 @@ class Topology(NamedTuple):
             )
 
     def check_layers(self, layers: Sequence[tuple[str, tuple[int, int]]], network: str) -> None:
-        """Raises if the structure divides none of the layers of a network."""
+        """Raises if the structure divides no layer of a network."""
         if not any(self.pattern.divides(kernel_leaf(name, shape)) for name, shape in layers):
             sizes = ", ".join(f"{i} x {o}" for _, (i, o) in layers)
             raise ValueError(
@@ -152,7 +153,7 @@ class Topology(NamedTuple):
             )
 
     def links(self, name: str, shape: tuple[int, int], links: int) -> int:
-        """The links of a layer whose sparsity gives it `links`."""
+        """`links` of a layer, rounded to the structure."""
         leaf = kernel_leaf(name, shape)
         return self.pattern.on(leaf).total(leaf, links)
 
@@ -164,7 +165,7 @@ class Topology(NamedTuple):
         distribution: str,
         init: str,
     ) -> Masks:
-        """First masks with this structure; random numbers are those of `masks.init`."""
+        """Initial masks with this structure, from the same random numbers as `masks.init`."""
         if self.structure == "none":
             return masks_lib.init(key, params, sparsity, distribution=distribution, init=init)
         flat, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -172,12 +173,13 @@ class Topology(NamedTuple):
         shapes = [flat[i][1].shape for i in chosen]
         sparsities = masks_lib.layer_sparsities(shapes, sparsity, distribution)
         masks = [jnp.ones(leaf.shape, bool) for _, leaf in flat]
-        for i, own, subkey in zip(chosen, sparsities, jax.random.split(key, len(chosen))):
+        for i, layer_sparsity, subkey in zip(
+            chosen, sparsities, jax.random.split(key, len(chosen))
+        ):
             x = flat[i][1]
             score = jnp.abs(x) if init == "magnitude" else jax.random.uniform(subkey, x.shape)
-            masks[i] = initial(
-                kernel_leaf("", x.shape), self.pattern, score, masks_lib.links(x.shape, own)
-            )
+            count = masks_lib.links(x.shape, layer_sparsity)
+            masks[i] = initial(kernel_leaf("", x.shape), self.pattern, score, count)
         return jax.tree.unflatten(treedef, masks)
 
 

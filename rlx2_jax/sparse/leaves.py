@@ -1,16 +1,16 @@
-"""Which leaves of a parameter tree are sparse, and what their axes mean.
+"""Selects the sparse leaves of a parameter tree and interprets their axes.
 
-The default rule selects by name and role, in Flax (Linen and NNX), Haiku and Equinox alike:
+The default rule selects by name and role, for Flax (Linen and NNX), Haiku and Equinox:
 
-- a float array with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`), or
-  in a list or tuple without a name;
-- of a linear, convolution, recurrent or attention layer: embeddings and normalisation layers stay
-  dense, and so do biases, whatever their number of axes.
+- float arrays with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`), or
+  unnamed in a list or tuple;
+- in linear, convolution, recurrent and attention layers. Embeddings, normalisation layers and
+  biases (with any number of axes) stay dense.
 
 `kernel` and `w` are `[window..., in, out]`, attention kernels `[in, heads, size]` and
 `[heads, size, out]`; `weight` is `[out, in, window...]`, as in Equinox. Leading axes of stacked
-networks (`nn.vmap`, `nn.scan`, NNX and Equinox ensembles) are found from the shapes of biases and
-scales (see `stacks`), from Linen's names (`Vmap...`, `Scan...`) and from Equinox's layers.
+networks (`nn.vmap`, `nn.scan`, NNX and Equinox ensembles) are inferred from the shapes of biases
+and scales (see `stacks`), from Linen's names (`Vmap...`, `Scan...`) and from Equinox's layers.
 """
 
 import math
@@ -33,7 +33,7 @@ RULE = (
     "convolution, recurrent and attention layers; not embeddings, normalisation or biases"
 )
 Sparsity = float | Array | Sequence[float] | Mapping[str, float] | Callable[[str, Any], float]
-Choice = str | Sequence[str] | Predicate  # patterns of paths, or a predicate of path and leaf
+Choice = str | Sequence[str] | Predicate  # path patterns, or a predicate of path and leaf
 
 _WEIGHT = re.compile(r"(kernel|weights?|w)(_\w*|\d+)?", re.IGNORECASE)
 _BIAS = re.compile(r"(bias|b|scale|offset)(_\w*|\d+)?", re.IGNORECASE)
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
     Attributes:
       path: names joined by "/".
       shape: its shape.
-      layout: one letter per axis: `m` members of a stack, `i` inputs, `o` outputs, others a window.
+      layout: one letter per axis: `m` stack members, `i` inputs, `o` outputs, others a window.
       sparse: whether it is sparse.
     """
 
@@ -73,7 +73,7 @@ class Leaf(NamedTuple):
 
 
 def names(path: jax.tree_util.KeyPath) -> str:
-    """A path of keys as names joined by "/", without the `value` of an NNX variable."""
+    """A key path as names joined by "/", without the `value` of an NNX variable."""
     keys = list(path)
     if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
         keys = keys[:-1]
@@ -81,7 +81,7 @@ def names(path: jax.tree_util.KeyPath) -> str:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a shell-style pattern matches `path` or its end, from any "/" on."""
+    """Whether a shell-style pattern matches `path` or a suffix of it that starts after a "/"."""
     parts = path.split("/")
     return any(fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts))) or (
         fnmatchcase("/" + path, pattern)
@@ -97,9 +97,9 @@ def describe(
     """All leaves of a tree, in the order of `jax.tree.leaves`.
 
     Args:
-      sparse: another choice than the rule above: patterns, or a predicate of path and leaf.
-      stacked: leading axes that stack networks, of all sparse leaves or by pattern.
-      layouts: letters of the axes by pattern, as in `Leaf.layout`: {"conv/weight": "oihw"}.
+      sparse: overrides the default rule: patterns, or a predicate of path and leaf.
+      stacked: number of leading axes that stack networks, for all sparse leaves or by pattern.
+      layouts: axis letters by pattern, as in `Leaf.layout`: {"conv/weight": "oihw"}.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     paths = [names(path) for path, _ in flat]
@@ -108,7 +108,7 @@ def describe(
     layers = _equinox_layers(params)
     given = {path: _by_pattern(path, stacked) for path in paths}
     axes = read(shapes, given)
-    found = []
+    described = []
     for path, (keys, leaf) in zip(paths, flat):
         layer = next((v for k, v in layers.items() if f"{path}/".startswith(k and f"{k}/")), None)
         layout = _layout(path, shapes[path], layer, axes[path], given[path])
@@ -122,8 +122,8 @@ def describe(
             patterns = [sparse] if isinstance(sparse, str) else sparse
             bias = _BIAS.fullmatch(path.rpartition("/")[2])
             chosen = weight and not bias and any(matches(path, p) for p in patterns)
-        found.append(Leaf(path, shapes[path], layout, chosen))
-    return found
+        described.append(Leaf(path, shapes[path], layout, chosen))
+    return described
 
 
 def allocate(
@@ -132,12 +132,12 @@ def allocate(
     sparsity: Sparsity,
     distribution: str = "erdos_renyi",
 ) -> list[int | Array]:
-    """Links of one member of each sparse leaf: N - floor(S_l N).
+    """The number of links of one member of each sparse leaf: N - floor(S_l N).
 
     Args:
       arrays: the sparse leaves' values, for a callable `sparsity`.
-      sparsity: of all members of all sparse leaves together; or of the leaves that match a pattern,
-        the first that does; or one value per sparse leaf; or a function of path and array.
+      sparsity: of all sparse leaves together; or by pattern (the first match counts); or one value
+        per sparse leaf; or a function of path and array.
     """
     chosen = [leaf for leaf in leaves if leaf.sparse]
     if isinstance(sparsity, Mapping):
@@ -155,7 +155,7 @@ def allocate(
 
 
 def check_sparsity(sparsity: Any) -> None:
-    """Raises if no part of `sparsity` can be right."""
+    """Raises if a value in `sparsity` is invalid."""
     if callable(sparsity):
         return
     values = sparsity.values() if isinstance(sparsity, Mapping) else sparsity
@@ -165,12 +165,12 @@ def check_sparsity(sparsity: Any) -> None:
 
 
 def patterns_of(sparsity: Sparsity) -> list[str] | None:
-    """The choice of leaves that a `sparsity` by patterns makes."""
+    """The patterns of a `sparsity` by patterns, which also select the sparse leaves."""
     return list(sparsity) if isinstance(sparsity, Mapping) else None
 
 
 def check_patterns(leaves: Sequence[Leaf], name: str, patterns: Any) -> None:
-    """Raises if a pattern is the first match of no leaf; of no sparse leaf, for `sparsity`."""
+    """Raises if a pattern is the first match of no leaf (for `sparsity`: of no sparse leaf)."""
     if not isinstance(patterns, Mapping) or not leaves:
         return
     weights = [leaf for leaf in leaves if leaf.sparse or name != "sparsity"]
@@ -178,7 +178,7 @@ def check_patterns(leaves: Sequence[Leaf], name: str, patterns: Any) -> None:
     for pattern in patterns:
         if pattern not in used:
             raise ValueError(
-                f"{name}: pattern {pattern!r} is the first match of no weight: there are "
+                f"{name}: pattern {pattern!r} is the first match of no weight; params has "
                 + ", ".join(leaf.path for leaf in leaves)
             )
 
@@ -189,13 +189,13 @@ def _allocated(
     members = [leaf.size("m") for leaf in leaves]
     shapes = [leaf.member_shape for leaf in leaves]
     if isinstance(sparsity, Sequence):
-        found = masks.layer_sparsities(shapes, sparsity, distribution)
+        sparsities = masks.layer_sparsities(shapes, sparsity, distribution)
     else:
         each = [shape for shape, m in zip(shapes, members) for _ in range(m)]
         starts = np.cumsum([0, *members])
         every = masks.layer_sparsities(each, sparsity, distribution)
-        found = [every[start] for start in starts[:-1]]
-    return [masks.links(shape, s) for shape, s in zip(shapes, found)]
+        sparsities = [every[start] for start in starts[:-1]]
+    return [masks.links(shape, s) for shape, s in zip(shapes, sparsities)]
 
 
 def _first_match(path: str, patterns: Mapping[str, Any]) -> str:
@@ -233,7 +233,7 @@ def _by_name(path: str, keys: Any, shapes: Mapping[str, Any], layer: Any) -> boo
 
 
 def _layout(path: str, shape: tuple[int, ...], layer: Any, axes: Axes, stacked: int | None) -> str:
-    """Letters of a leaf's axes."""
+    """One letter per axis of a leaf."""
     if path.rpartition("/")[2].lower().startswith("weight"):
         rank = 2 + getattr(layer, "num_spatial_dims", 0) if layer is not None else len(shape)
         members = max(len(shape) - rank, 0) if stacked is None else stacked
@@ -246,9 +246,9 @@ def _layout(path: str, shape: tuple[int, ...], layer: Any, axes: Axes, stacked: 
 def _equinox_layers(params: Params) -> dict[str, Any]:
     """Equinox's layers in a tree, by path."""
     is_layer = lambda x: type(x).__module__.startswith("equinox.nn.") and not hasattr(x, "layers")  # noqa: E731
-    found = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_layer)[0]
-    layers = {names(path): x for path, x in found if is_layer(x)}
-    for path, layer in list(layers.items()):  # a layer made of layers, such as attention
+    nodes = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_layer)[0]
+    layers = {names(path): x for path, x in nodes if is_layer(x)}
+    for path, layer in list(layers.items()):  # layers that contain layers, such as attention
         inner = {f"{path}/{name}": value for name, value in vars(layer).items() if is_layer(value)}
         if inner:
             del layers[path]
@@ -257,12 +257,12 @@ def _equinox_layers(params: Params) -> dict[str, Any]:
 
 
 def _check_arrays(paths: Sequence[str], leaves: Sequence[Any]) -> None:
-    """Raises if a leaf is no array."""
+    """Raises if a leaf is not an array."""
     for path, leaf in zip(paths, leaves):
         if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)):
             raise ValueError(
-                f"params has a leaf that is no array: {path or '(unnamed)'} is {leaf!r}. Give "
-                "arrays only, for Equinox eqx.filter(model, eqx.is_inexact_array)"
+                f"params has a leaf that is not an array: {path or '(unnamed)'} is {leaf!r}. Give "
+                "only arrays; for Equinox, eqx.filter(model, eqx.is_inexact_array)"
             )
 
 

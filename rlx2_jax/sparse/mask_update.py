@@ -1,8 +1,8 @@
-"""Mask updates of `sparsify`: a branch that returns one byte per place, and nothing else.
+"""Mask updates of `sparsify`: a branch that outputs only one byte per place.
 
-Masks and the links that keep their value are one array of codes (`SparsifyState`), changed in place
-by a branch that is rarely taken: a step without a mask update copies nothing and needs no memory
-besides its arguments and results.
+One array of codes (`SparsifyState`) encodes the masks and the links that keep their value. A rarely
+taken branch changes it in place, so a step without a mask update copies nothing and needs no extra
+memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from rlx2_jax.types import Array, Params
 
 
 class Inputs(NamedTuple):
-    """Everything that a mask update may read, besides the weights. Trees, and values of them."""
+    """Everything that a mask update may read, except the weights."""
 
     method: Method
     leaves: Sequence[Leaf]
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
 
 
 def masked(leaves: Sequence[Leaf], codes: Params, tree: Params) -> Params:
-    """Zero off the mask, on sparse leaves."""
+    """`tree` with sparse leaves zeroed off the mask."""
     flat, treedef = jax.tree.flatten(tree)
     triples = zip(leaves, jax.tree.leaves(codes), flat)
     return treedef.unflatten(
@@ -46,18 +46,18 @@ def masked(leaves: Sequence[Leaf], codes: Params, tree: Params) -> Params:
 
 
 def kept_places(leaves: Sequence[Leaf], codes: Params, due: Array | bool) -> list[Array | None]:
-    """Which places of each sparse leaf keep their value in this update: code 1, and code 2 as well
-    where no mask update is due. One comparison of bytes, which XLA vectorises."""
+    """The places of each sparse leaf that keep their value in this update: code 1, and also code 2
+    if no mask update is due. A single byte comparison, which XLA vectorises."""
     kinds = jnp.where(due, jnp.uint8(1), jnp.uint8(2))
     flat = zip(leaves, jax.tree.leaves(codes))
     return [c - jnp.uint8(1) < kinds if leaf.sparse else None for leaf, c in flat]
 
 
 def change_codes(inputs: Inputs, due: Array | bool, weights: Params) -> Params:
-    """New codes where a mask update is due.
+    """New codes if a mask update is due, else the old ones.
 
-    `weights` need not be on the mask: masked inside the branch, they are not computed without it.
-    Under vmap, a mask update is computed when it is due in any of the runs.
+    `weights` may be nonzero off the mask: the branch masks them, so that it costs nothing when not
+    taken. Under vmap, a mask update is computed if it is due in any of the runs.
     """
     codes, treedef = jax.tree.flatten(inputs.codes)
     chosen = [i for i, leaf in enumerate(inputs.leaves) if leaf.sparse]
@@ -66,12 +66,12 @@ def change_codes(inputs: Inputs, due: Array | bool, weights: Params) -> Params:
         before = [local(code > 0) for code in now]
         new, kept = _changed(inputs, weights, before)
         kept = [a & b for a, b in zip(new, before)] if kept is None else kept
-        found = [jnp.where(k, 1, jnp.where(m, 2, 0)) for m, k in zip(new, kept)]
-        return [placed_as(c.astype(jnp.uint8), like) for c, like in zip(found, now)]
+        changed = [jnp.where(k, 1, jnp.where(m, 2, 0)) for m, k in zip(new, kept)]
+        return [placed_as(c.astype(jnp.uint8), like) for c, like in zip(changed, now)]
 
     now = [codes[i] for i in chosen]
-    found = when(due, change, now) if not known(due) else change(now) if due else now
-    for i, code in zip(chosen, found):
+    after = when(due, change, now) if not known(due) else change(now) if due else now
+    for i, code in zip(chosen, after):
         codes[i] = code
     return treedef.unflatten(codes)
 
@@ -84,7 +84,7 @@ def _changed(
     pick = lambda tree: [local(x) for x in _pick(tree, chosen)]  # noqa: E731
     params = _pick(inputs.params, chosen)
     uniform = rules.shared_uniform([leaf.shape for leaf in leaves], params[0].dtype)
-    own = inputs.method_state or {}
+    state = inputs.method_state or {}
     step = Step(
         leaves=[leaves[i] for i in chosen],
         weights=[jnp.where(m, x, jnp.zeros_like(x)) for m, x in zip(masks, pick(weights))],
@@ -94,8 +94,8 @@ def _changed(
         uniform=[uniform[i] for i in chosen],
         count=inputs.count,
         key=jax.random.fold_in(jax.random.wrap_key_data(inputs.key), inputs.count),
-        smoothed=pick(own["smoothed"]) if method.smoothed else None,
-        signs=pick(own["signs"]) if method.signs else (),
+        smoothed=pick(state["smoothed"]) if method.smoothed else None,
+        signs=pick(state["signs"]) if method.signs else (),
     )
     if inputs.grad_fn is not None:
         grad_fn, params, grads = inputs.grad_fn, inputs.params, inputs.grads
@@ -108,7 +108,7 @@ def _changed(
 def init_method_state(
     method: Method, leaves: Sequence[Leaf], params: Params, key: Array
 ) -> dict[str, Params] | None:
-    """What a method keeps of each sparse leaf; scalars stand for the others."""
+    """A method's state for each sparse leaf; placeholder scalars for the others."""
 
     def signs(leaf: Leaf, x: Array) -> Array:
         random = jax.random.bernoulli(jax.random.fold_in(key, 1), shape=leaf.shape)
@@ -129,7 +129,7 @@ def init_method_state(
 
 
 def advance_method_state(method: Method, state: Any, leaves: Sequence[Leaf], grads: Params) -> Any:
-    """The state of a method after one more gradient."""
+    """Updates a method's state with a new gradient."""
     if not method.smoothed:
         return state
     averages, treedef = jax.tree.flatten(state["smoothed"])

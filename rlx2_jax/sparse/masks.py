@@ -1,8 +1,8 @@
-"""Sparse masks: how many links each layer has, which ones, and what they cover.
+"""Sparse masks: the number of links per layer, and initial masks.
 
-A mask is a boolean pytree of the same structure as the parameters. It is all ones on leaves that
-are not sparse (by default everything with fewer than two axes: the biases), so that it can be
-multiplied anywhere. Weights are `[..., in, out]`, as in Flax and Haiku.
+A mask is a boolean pytree with the structure of the parameters. It is all ones on leaves that are
+not sparse (by default those with fewer than two axes, such as biases), so it applies to the whole
+tree. Weights are `[..., in, out]`, as in Flax and Haiku.
 """
 
 import math
@@ -23,7 +23,7 @@ Predicate = Callable[[jax.tree_util.KeyPath, Array], bool]
 
 
 def is_weight(path: jax.tree_util.KeyPath, leaf: Array) -> bool:
-    """The default choice of sparse leaves: everything with two axes or more."""
+    """The default choice of sparse leaves: arrays with at least two axes."""
     del path
     return np.ndim(leaf) >= 2
 
@@ -37,13 +37,13 @@ def layer_sparsities(
 
         (1 - S) Σ I_l O_l = Σ (1 - S_l) I_l O_l,      1 - S_l = k (I_l + O_l) / (I_l O_l)
 
-    Layers whose density would exceed 1 are held dense and k is solved again for the others.
+    Layers whose density would exceed 1 are kept dense and k is solved again for the others.
 
     Args:
-      shapes: `[(in, out), ...]`; more axes in front (a convolution's window) are allowed.
-      sparsity: S in [0, 1), possibly traced, or one S_l per layer, which is then only checked.
-      distribution: `erdos_renyi` (the paper's), `erk` (all axes enter the sum and the product,
-        which differs for convolutions only) or `uniform` (S_l = S).
+      shapes: `[(in, out), ...]`; leading axes (a convolution's window) are allowed.
+      sparsity: S in [0, 1), possibly traced, or one S_l per layer, which is only checked.
+      distribution: `erdos_renyi` (the paper's), `erk` (sum and product over all axes, which differs
+        only for convolutions) or `uniform` (S_l = S).
     """
     shapes = [tuple(int(n) for n in shape) for shape in shapes]
     for shape in shapes:
@@ -92,8 +92,8 @@ def _raw_densities(shapes: Sequence[tuple[int, ...]], distribution: str) -> list
 def _traced_sparsities(
     shapes: Sequence[tuple[int, ...]], sparsity: Array, distribution: str
 ) -> list[Array]:
-    """`layer_sparsities` of a traced S, in float32: min(1, k r_l) of the same k, found by trying
-    all numbers of layers that are held dense."""
+    """`layer_sparsities` for a traced S, in float32: densities min(1, k r_l) with the same k, found
+    by trying every possible number of dense layers."""
     if distribution == "uniform":
         return [sparsity] * len(shapes)
     sizes = np.array([math.prod(shape) for shape in shapes], np.float32)
@@ -131,12 +131,12 @@ def init(
     """Initial masks with exactly `links(shape, S_l)` ones in layer l, all ones elsewhere.
 
     Args:
-      key: decides which links, when `init` is `random`.
+      key: for `init="random"`.
       params: any pytree of arrays.
       sparsity: of all sparse leaves together, or a list with one value per sparse leaf in the
         order of `jax.tree.leaves`.
-      init: `random` (the paper's), or `magnitude`, the largest weights of each layer.
-      sparse: which leaves are sparse, given path and leaf.
+      init: `random` (the paper's), or `magnitude` for the largest weights of each layer.
+      sparse: selects sparse leaves, given path and leaf.
     """
     if init not in INITS:
         raise ValueError(f"unknown mask init {init!r}: use one of {INITS}")
@@ -154,10 +154,10 @@ def init(
 
 
 def largest(score: Array, count: int | Array) -> Array:
-    """A mask of the `count` largest entries of `score`; of equal ones, the first. NaN comes last.
+    """A mask of the `count` largest entries of `score`. Ties go to the first; NaN ranks last.
 
-    `count` may be traced. The count-th largest value is found by bisection over the bits of a
-    float, which order as floats do: 32 passes over the scores, where sorting takes many more.
+    `count` may be traced. Finds the count-th largest value by bisection over the bits of a float:
+    32 passes over the scores, far fewer than sorting.
     """
     flat = score.ravel()
     bits = jnp.finfo(flat.dtype).bits
@@ -176,14 +176,14 @@ def largest(score: Array, count: int | Array) -> Array:
 
 
 def magnitude(score: Array) -> Array:
-    """|score|, and -0.5, below every magnitude, where it is not a number."""
+    """|score|, with -0.5 (below every magnitude) for NaN."""
     size = jnp.abs(score)
     return jnp.where(jnp.isnan(size), jnp.asarray(-0.5, size.dtype), size)
 
 
 def _refine(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-    """One more bit of the threshold of `largest`. Not a closure: outside of jit JAX would compile
-    a new one at every call."""
+    """Determines one more bit of the threshold of `largest`. Not a closure, which JAX would
+    recompile at every call outside of jit."""
     threshold, rank, count, top = state
     candidate = threshold | (top >> i.astype(top.dtype))
     enough = jnp.sum(rank >= candidate) >= count
@@ -197,22 +197,22 @@ def apply(params: Params, masks: Masks) -> Params:
 
 
 def live(masks: Masks, *, sparse: Predicate = is_weight) -> Any:
-    """The number of live links in sparse leaves (biases are not counted, as in the paper).
+    """The number of live links in sparse leaves (without biases, as in the paper).
 
-    A Python integer; i32[] where the masks are traced.
+    A Python integer, or i32[] if the masks are traced.
     """
     return sum(count(m) for m in _sparse_leaves(masks, sparse))
 
 
 def count(mask: Array) -> Any:
-    """Live links of one mask: a Python integer; i32[] where the mask is traced."""
+    """Live links of one mask: a Python integer, or i32[] if the mask is traced."""
     if isinstance(mask, Tracer):
         return mask.sum(dtype=jnp.int32)
     return int(np.asarray(mask).sum())
 
 
 def sparsity(masks: Masks, *, sparse: Predicate = is_weight) -> Any:
-    """The share of links that are absent, over all sparse leaves: a float, traced f32[]."""
+    """The fraction of absent links over all sparse leaves: a float, or f32[] if traced."""
     total = sum(np.size(m) for m in _sparse_leaves(masks, sparse))
     return 1.0 - live(masks, sparse=sparse) / total if total else 0.0
 
@@ -223,7 +223,7 @@ def connections(mask: Array) -> Array:
 
 
 def check_sparsity(value: Any) -> Any:
-    """`value` as a float in [0, 1), or an error that says so. A traced value passes through."""
+    """Returns `value` as a float; raises unless it is in [0, 1). Traced values pass through."""
     if isinstance(value, Tracer):
         if value.ndim:
             raise ValueError(f"sparsity of shape {value.shape}: give one number, or vmap over it")
@@ -231,7 +231,7 @@ def check_sparsity(value: Any) -> Any:
     number = isinstance(value, int | float | np.number | np.ndarray | jax.Array)
     if isinstance(value, bool) or not number or np.ndim(value) or np.iscomplexobj(value):
         raise ValueError(
-            f"sparsity {value!r} is no number: give one in [0, 1), a list with one per layer, a "
+            f"sparsity {value!r} is not a number: give one in [0, 1), a list with one per layer, a "
             "dict of patterns, or a function"
         )
     if not 0.0 <= float(value) < 1.0:
@@ -240,11 +240,13 @@ def check_sparsity(value: Any) -> Any:
 
 
 def check_same_tree(a: Params, b: Params, name_a: str, name_b: str) -> None:
-    """Raises where two trees differ in structure or in the shape of a leaf."""
+    """Raises if two trees differ in structure or in the shape of a leaf."""
     flat_a, tree_a = jax.tree_util.tree_flatten_with_path(a)
     flat_b, tree_b = jax.tree_util.tree_flatten_with_path(b)
     if tree_a != tree_b:
-        raise ValueError(f"{name_a} and {name_b} must be the same tree, got {tree_a} and {tree_b}")
+        raise ValueError(
+            f"{name_a} and {name_b} must have the same tree structure, got {tree_a} and {tree_b}"
+        )
     for (path, x), (_, y) in zip(flat_a, flat_b):
         if np.shape(x) != np.shape(y):
             where = jax.tree_util.keystr(path)

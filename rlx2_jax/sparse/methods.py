@@ -1,16 +1,16 @@
-"""Methods of `sparsify`: how masks begin and change. One function each, in one table.
+"""Methods of `sparsify`: initial masks and mask updates. One function each, in one table.
 
     METHODS[name](**options) -> Method
 
-A function of your own that returns a `Method` can be passed to `sparsify` instead of a name.
+Instead of a name, you can pass a custom `Method` to `sparsify`.
 
-| name | begins | mask updates |
+| name | starts | mask updates |
 |---|---|---|
 | `rigl` | sparse | drop the smallest weights, grow where the gradient is largest |
 | `set` | sparse | drop the smallest weights, grow at random |
 | `snfs` | sparse | grow by the smoothed gradient; links move to layers where it is large |
 | `dsr` | sparse | drop the smallest weights of all layers, regrow at random where links survive |
-| `deepr` | sparse | links that would change their sign are replaced at random ones |
+| `deepr` | sparse | replace links whose sign would change by random ones |
 | `srigl` | sparse | `rigl` with constant fan-in |
 | `static`, `ss` | sparse | none |
 | `dense` | dense | none |
@@ -36,21 +36,21 @@ SCOPES = ("layer", "global")
 
 
 class Method(NamedTuple):
-    """How masks begin and change.
+    """Initial masks and mask updates.
 
     Attributes:
       name: for messages.
-      change: new masks of all sparse leaves, and which links keep their value (None: those live
-        before and after); None never changes them.
+      change: returns new masks of all sparse leaves, and which links keep their value (None: those
+        live before and after); None for static masks.
       due: whether update `count` (from 1) is a mask update.
-      begins: `sparse` or `dense`.
+      begins: whether masks start `sparse` or `dense`.
       mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it.
-      structure: the pattern of the masks.
+      structure: the mask pattern.
       smoothed: whether `change` reads the smoothed gradient.
       signs: whether `change` reads the initial signs.
       hessian: whether `change` reads the Hessian-gradient product.
-      at: the only update that changes masks, if there is only one.
-      fraction: the largest share of links that one mask update moves, if known.
+      at: the update that changes masks, for one-shot methods.
+      fraction: the largest fraction of links that a mask update moves, if known.
     """
 
     name: str
@@ -76,15 +76,15 @@ def rigl(
     regrow: str = "keep",
     structure: Pattern = None,
 ) -> Method:
-    """RigL (Evci et al., 2020): every `interval` updates until `t_end`, a share ζ_t of the links of
-    every layer moves (Algorithm 1).
+    """RigL (Evci et al., 2020): moves a fraction ζ_t of the links of every layer every `interval`
+    updates until `t_end` (Algorithm 1).
 
     Args:
       interval, t_end: Δ_m and T_end, in updates.
-      zeta0: ζ_0, the first share of links to move.
-      grow, drop: names of `rules.GROW` and `rules.DROP`, or functions. Rules see no moments here.
+      zeta0: ζ_0, the initial fraction of links to move.
+      grow, drop: names in `rules.GROW` and `rules.DROP`, or functions. Moments are None here.
       regrow: as in `topology.evolve`.
-      structure: None, `fan_in`, "n:m" or the sizes of a block, see `structure`.
+      structure: None, `fan_in`, "n:m" or a block size, see `structure`.
     """
     grow_by, drop_by = rule("grow", grow, rules.GROW), rule("drop", drop, rules.DROP)
     choose("regrow", regrow, REGROW)
@@ -103,16 +103,16 @@ def set_(*, grow: str | rules.GrowRule = "random", **options: Any) -> Method:
 
 
 def srigl(*, structure: Pattern = "fan_in", **options: Any) -> Method:
-    """SRigL (Lasby et al., 2024): every output unit has the same number of links. The smallest
-    weights of the whole layer go, and every unit grows as many as it lost. The paper also removes
-    units with few salient weights and gives their links to the others; this does not."""
+    """SRigL (Lasby et al., 2024): every output unit has the same number of links. Drops the
+    smallest weights of the whole layer; every unit regrows as many as it lost. Unlike the paper,
+    never removes units with few salient weights to give their links to others."""
     return rigl(structure=structure, **options)._replace(name="srigl")
 
 
 def snfs(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method:
-    """Sparse momentum (Dettmers and Zettlemoyer, 2019): each layer drops a share ζ_t of its
-    smallest weights; layers regrow in proportion to the mean |smoothed gradient| of the links that
-    remain, where the smoothed gradient is largest."""
+    """Sparse momentum (Dettmers and Zettlemoyer, 2019): each layer drops a fraction ζ_t of its
+    smallest weights. Layers regrow links in proportion to the mean |smoothed gradient| of their
+    remaining links, where the smoothed gradient is largest."""
 
     def change(step: Step, fraction: Array) -> Change:
         scores = [size_of(x) for x in step.smoothed or ()]
@@ -126,10 +126,10 @@ def snfs(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method
 
 
 def dsr(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method:
-    """Dynamic sparse reparameterisation (Mostafa and Wang, 2019): the share ζ_t of smallest weights
-    of all layers together is dropped; layers regrow at random, in proportion to the links that
-    survive in them. The paper adapts a threshold so that about a fixed number of links goes; the
-    count here is exact and falls with ζ_t."""
+    """Dynamic sparse reparameterisation (Mostafa and Wang, 2019): drops the fraction ζ_t of
+    smallest weights over all layers. Layers regrow at random, in proportion to their surviving
+    links. The paper adapts a threshold to drop an approximately fixed number of links; here the
+    number is exact and decays with ζ_t."""
 
     def change(step: Step, fraction: Array) -> Change:
         scores = [draw(step.key) for draw in step.uniform]
@@ -140,9 +140,9 @@ def dsr(*, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5) -> Method:
 
 
 def deepr(*, interval: Any = 1) -> Method:
-    """Deep rewiring (Bellec et al., 2018): every place has a sign, that of its initial weight. A
-    link that the optimizer would take across zero is dropped, and one at a random place begins at
-    zero instead. Its L1 penalty and noise belong into the wrapped optimizer."""
+    """Deep rewiring (Bellec et al., 2018): every place has the sign of its initial weight. Links
+    that the optimizer moves across zero are dropped, and as many grow from zero at random places.
+    Add the paper's L1 penalty and noise to the wrapped optimizer."""
     whole("interval", interval)
 
     def change(step: Step) -> Change:
@@ -160,14 +160,14 @@ def deepr(*, interval: Any = 1) -> Method:
 def static(
     *, structure: Pattern = None, interval: Any = None, t_end: Any = None, zeta0: Any = 0.5
 ) -> Method:
-    """Keeps its first mask. `interval`, `t_end` and `zeta0` have no effect; they are accepted so
-    that methods can be exchanged by name."""
+    """Keeps the initial masks. Accepts `interval`, `t_end` and `zeta0` without effect, so that
+    methods can be swapped by name."""
     del interval, t_end, zeta0
     return Method("static", structure=parse(structure))
 
 
 def dense(**options: Any) -> Method:
-    """All links, always. Options have no effect, as in `static`."""
+    """Dense masks. Options as in `static`."""
     return static(**options)._replace(name="dense", begins="dense")
 
 
@@ -180,15 +180,15 @@ def gmp(
     scope: str = "layer",
     structure: Pattern = None,
 ) -> Method:
-    """Gradual magnitude pruning (Zhu and Gupta, 2018): the sparsity rises from 0 at `start` to S at
-    `t_end`, and the smallest weights go every `interval` updates.
+    """Gradual magnitude pruning (Zhu and Gupta, 2018): prunes the smallest weights every `interval`
+    updates, from sparsity 0 at `start` to S at `t_end`.
 
         S_t = S (1 - (1 - (t - start) / (t_end - start))³)
     """
     whole("interval", interval)
     whole("t_end", t_end)
     if known(start, t_end) and not int(t_end) > int(start) >= 0:
-        raise ValueError(f"start={start}: give gmp one in [0, t_end={t_end})")
+        raise ValueError(f"start={start}: gmp needs a start in [0, t_end={t_end})")
 
     def done(count: Array) -> Array:
         t = (count - start) / jnp.asarray(t_end - start, jnp.float32)
@@ -202,28 +202,28 @@ def gmp(
 
 
 def magnitude(*, at: Any = 1, scope: str = "layer", structure: Pattern = None) -> Method:
-    """Prunes the smallest weights, once, at update `at`."""
+    """Prunes the smallest weights once, at update `at`."""
     score = lambda step: [size_of(w) for w in step.weights]  # noqa: E731
     return _once("magnitude", score, scope, structure, at)
 
 
 def snip(*, at: Any = 1, scope: str = "global", structure: Pattern = None) -> Method:
-    """SNIP (Lee et al., 2019): prunes once, at update `at`, what changes the loss least: |θ ∂L/∂θ|
-    of that update's gradient is smallest."""
+    """SNIP (Lee et al., 2019): prunes the links with the smallest |θ ∂L/∂θ|, which change the loss
+    least, once at update `at`."""
     score = lambda step: [size_of(w * g) for w, g in zip(step.weights, step.grads)]  # noqa: E731
     return _once("snip", score, scope, structure, at)
 
 
 def grasp(*, at: Any = 1, scope: str = "global", structure: Pattern = None) -> Method:
-    """GraSP (Wang et al., 2020): prunes once, at update `at`, what reduces the gradient's norm
-    least, the places where -θ ⊙ (H g) is largest. `update` then needs the gradient as a function of
-    the parameters: `tx.update(grads, state, params, grad_fn=jax.grad(loss))`."""
+    """GraSP (Wang et al., 2020): prunes the links with the largest -θ ⊙ (H g), whose removal
+    reduces the gradient norm least, once at update `at`. `update` then needs the gradient function:
+    `tx.update(grads, state, params, grad_fn=jax.grad(loss))`."""
 
     def score(step: Step) -> list[Array]:
         if step.hessian_gradient is None:
             raise ValueError(
-                "grasp needs the gradient as a function: call update(grads, state, params, "
-                "grad_fn=jax.grad(loss)), with the loss of the same batch"
+                "grasp needs the gradient function: call update(grads, state, params, "
+                "grad_fn=jax.grad(loss)), with the loss on the same batch"
             )
         return [w * h for w, h in zip(step.weights, step.hessian_gradient())]
 
@@ -249,11 +249,11 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 def options_of(function: Callable[..., Method]) -> list[str]:
     """Names of the options of a method."""
-    found = inspect.signature(function).parameters.values()
-    own = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
-    more = any(p.kind is p.VAR_KEYWORD for p in found)
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     base = METHODS["static" if function is METHODS["dense"] else "rigl"]
-    return own + [name for name in options_of(base) if name not in own] if more else own
+    return named + [name for name in options_of(base) if name not in named] if more else named
 
 
 def _periodic(
@@ -283,11 +283,13 @@ def _pruning(
     due: Callable[[Array], Array],
     done: Callable[[Array], Array],
 ) -> Method:
-    """`done`: which share of the final sparsity is due at an update."""
+    """`done`: the fraction of the final sparsity that is due at an update."""
     choose("scope", scope, SCOPES)
     pattern = parse(structure)
     if scope == "global" and pattern != Structure():
-        raise ValueError(f"scope='global' has no structure={structure!r}: use scope='layer'")
+        raise ValueError(
+            f"scope='global' does not support structure={structure!r}: use scope='layer'"
+        )
 
     def change(step: Step) -> Change:
         return prune(step, pattern, score(step), done(step.count), scope == "global"), None

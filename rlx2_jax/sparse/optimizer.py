@@ -2,9 +2,9 @@
 
 tx = sparsify(optax.adam(1e-3), 0.9, interval=100, t_end=10_000)
 state = tx.init(params)
-params = rlx2.mask(params, state)  # or leave it to the first update
+params = rlx2.mask(params, state)  # optional: the first update also does this
 ...
-updates, state = tx.update(grads, state, params)  # grads: dense, as jax.grad gives them
+updates, state = tx.update(grads, state, params)  # grads: dense, from jax.grad
 params = optax.apply_updates(params, updates)  # exactly zero off the mask
 target = rlx2.mask(optax.incremental_update(params, target, tau), state)
 """
@@ -56,33 +56,33 @@ def sparsify(
     outermost: bool = True,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Trains sparse with `tx`: its updates on live links, and the mask updates of a method.
+    """Wraps `tx` for sparse training: it updates live links, and a method updates the masks.
 
-    After `optax.apply_updates` the parameters are exactly on the mask, also when they were dense
-    before the first update. `tx` sees masked gradients and parameters. Use `rlx2.mask` on target
-    networks and averages.
+    After `optax.apply_updates` the parameters are exactly zero off the mask, even if they were
+    dense before the first update. `tx` sees masked gradients and parameters. Use `rlx2.mask` on
+    target networks and averages.
 
     Args:
-      tx: a complete optimizer, learning rate included; its updates are applied as they are.
-      sparsity: of all sparse leaves together; or by patterns of paths, {"*/kernel": 0.9,
-        "embed*": 0}, each for the leaves that it matches first; or one value per sparse leaf; or a
-        function of path and array. Numbers may be traced.
-      method: a name of `methods.METHODS`, by default RigL (Algorithm 1), or a `Method`.
+      tx: a complete optimizer, including the learning rate; its updates are applied unchanged.
+      sparsity: of all sparse leaves together; or by path pattern, {"*/kernel": 0.9, "embed*": 0},
+        where the first match counts; or one value per sparse leaf; or a function of path and array.
+        Numbers may be traced.
+      method: a name in `methods.METHODS`, by default RigL (Algorithm 1), or a `Method`.
       distribution: of the links among leaves, see `masks.layer_sparsities`. Members of stacked
-        networks have equal shares.
-      init: `random` first masks, or the largest weights by `magnitude`.
-      seed: a whole number or a key (possibly traced), for first masks and random growth. By default
-        it is computed from the initial parameters, so that runs and networks differ.
-      moments: `zero` what `tx` keeps of links dropped or newly grown, or `keep` it. State that is
-        not shaped as the parameters (Adafactor's) is always kept.
-      mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it; by
-        default as the method says.
-      sparse: which leaves are sparse, if not by the rule of `leaves`: patterns, or a predicate.
-      stacked: leading axes that stack networks, if they are not recognised; a number, or by
-        patterns. Every member has its own exact number of links.
-      layouts: letters of the axes by patterns, if they are not recognised: {"conv*": "oihw"}; i
-        inputs, o outputs, m stacked members, any other a window.
-      outermost: False allows transformations that change the updates afterwards; then call
+        networks get equally many.
+      init: initial masks: `random`, or `magnitude` for the largest weights.
+      seed: an integer or a key (possibly traced), for initial masks and random growth. Default:
+        derived from the initial parameters, so that runs and networks differ.
+      moments: `zero` the optimizer state of dropped and newly grown links, or `keep` it. State that
+        does not have the parameters' shapes (Adafactor's) is always kept.
+      mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it; default:
+        chosen by the method.
+      sparse: overrides the rule of `leaves` for sparse leaves: patterns, or a predicate.
+      stacked: number of leading axes that stack networks, if not recognised; one number, or by
+        pattern. Every member keeps its exact number of links.
+      layouts: axis letters by pattern, if not recognised: {"conv*": "oihw"}; i inputs, o outputs,
+        m stacked members, others a window.
+      outermost: False allows other transformations to change the updates afterwards; then call
         `rlx2.mask` after every update.
       options: of the method, such as `interval`, `t_end` and `zeta0`.
 
@@ -114,7 +114,7 @@ def sparsify(
     0.9
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
-        raise ValueError(f"tx={tx!r} is no optax transformation: give one, as optax.adam(1e-3)")
+        raise ValueError(f"tx={tx!r} is not an optax transformation: use optax.adam(1e-3), say")
     leaves_lib.check_sparsity(sparsity)
     choose("distribution", distribution, masks_lib.DISTRIBUTIONS)
     choose("init", init, masks_lib.INITS)
@@ -192,13 +192,13 @@ def sparsify(
         )
 
         def problem(codes: Params) -> tuple[Callable[..., Any], tuple[Params, Any, Params]]:
-            """The optimizer's update and its arguments, on these links."""
+            """The optimizer's update and its arguments, masked by `codes`."""
             live = partial(masked, leaves, codes)
             more = _masked_arguments(extra, live)
             return partial(inner_tx.update, **more), (live(updates), state.inner, live(params))
 
         def of_state(keep: Sequence[Array | None]) -> Callable[[int], Array | None]:
-            """Which places of leaf i of the optimizer's state keep their value."""
+            """The places of leaf i of the optimizer's state that keep their value."""
             if not zero_moments:
                 return lambda i: None
             numbers = owners(state.inner, params)
@@ -210,7 +210,7 @@ def sparsify(
             optimizer, arguments = problem(codes)
             step, inner = optimizer(*arguments)
             keep = kept_places(leaves, codes, False)
-        elif when_due == "skip":  # on a mask update the optimizer's step is not used
+        elif when_due == "skip":  # a mask update ignores the optimizer's step
             codes = change_codes(inputs, due, params)
             keep = kept_places(leaves, codes, due)
             old = jax.tree.leaves(state.inner)
@@ -232,14 +232,14 @@ def sparsify(
 
 
 def _onto(keep: Sequence[Array | None], step: Params, params: Params) -> Params:
-    """`step` where links carry their value over; elsewhere what takes them exactly to zero."""
+    """`step` on links that keep their value; elsewhere the step to exactly zero."""
     steps, treedef = jax.tree.flatten(step)
     triples = zip(steps, keep, jax.tree.leaves(params))
     return treedef.unflatten([u if k is None else jnp.where(k, u, -p) for u, k, p in triples])
 
 
 def _masked_arguments(extra: dict[str, Any], live: Callable[[Params], Params]) -> dict[str, Any]:
-    """Extra arguments of line searches, so that they see the masked problem."""
+    """Masks the extra arguments of line searches."""
     if "grad" in extra:
         extra = {**extra, "grad": live(extra["grad"])}
     if "value_fn" in extra:
@@ -251,7 +251,7 @@ def _masked_arguments(extra: dict[str, Any], live: Callable[[Params], Params]) -
 def _method(method: str | Method, options: dict[str, Any]) -> Method:
     if isinstance(method, Method):
         if options:
-            raise ValueError(f"options {sorted(options)} belong to the method, not to sparsify")
+            raise ValueError(f"give the options {sorted(options)} to the method, not to sparsify")
         return method
     choose("method", method, tuple(METHODS))
     function = METHODS[method]
@@ -269,13 +269,14 @@ def _nothing_sparse(leaves: Sequence[Leaf], choice: Any, stacked: Any) -> str:
     if stacked is not None:
         rule += f", without the axes of stacked={stacked!r}"
     return (
-        f"no leaf of params is sparse: {shown}. Sparse are {rule}. Choose others with `sparse`, "
-        "use the plain optimizer for trees without weights, and put sparsify around optax.flatten"
+        f"no leaf of params is sparse: {shown}. Sparse leaves are {rule}. Choose others with "
+        "`sparse`, use the plain optimizer for trees without weights, and put sparsify around "
+        "optax.flatten"
     )
 
 
 def _warn_if_none_moves(plan: Method, leaves: Sequence[Leaf], counts: Sequence[Any]) -> None:
-    """Warns if every mask update rounds the links to move down to none."""
+    """Warns if the number of links to move always rounds down to zero."""
     if plan.fraction is None or not known(plan.fraction, *counts):
         return
     groups = [plan.structure.links(leaf, n) for leaf, n in zip(leaves, counts)]
@@ -283,7 +284,7 @@ def _warn_if_none_moves(plan: Method, leaves: Sequence[Leaf], counts: Sequence[A
     if most * (1 + 2.0**-22) * plan.fraction < 1:
         warn_caller(
             f"{plan.name} never moves a link: zeta0={plan.fraction} of {most} links is less than "
-            "one"
+            "one link"
         )
 
 
@@ -294,5 +295,5 @@ def _check_inner(inner: Any, params: Params) -> None:
         if owner < 0 and jnp.shape(value) == (total,) and total > 1:
             raise ValueError(
                 "sparsify cannot tell which part of the optimizer's state belongs to which "
-                "parameter (optax.flatten hides it): leave flatten out, or give moments='keep'"
+                "parameter (optax.flatten hides it): remove flatten, or use moments='keep'"
             )

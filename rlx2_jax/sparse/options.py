@@ -1,6 +1,6 @@
-"""Checks of `sparsify`'s options: errors and warnings before anything is compiled.
+"""Validates `sparsify`'s options before anything is compiled.
 
-Numbers may be traced (vmapped over runs); those are not checked.
+Traced numbers (vmapped over runs) are not checked.
 """
 
 import sys
@@ -29,7 +29,7 @@ def rule(name: str, value: Any, table: dict[str, Any]) -> Any:
 
 
 def whole(name: str, value: Any) -> None:
-    """Raises if `value` is not a whole number of at least 1."""
+    """Raises if `value` is not an integer of at least 1."""
     if not known(value):
         _one_number(name, value)
         return
@@ -39,7 +39,7 @@ def whole(name: str, value: Any) -> None:
         and np.issubdtype(value.dtype, np.integer)
     )
     if isinstance(value, bool) or not number or int(value) < 1:
-        raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+        raise ValueError(f"{name}={value!r}: give an integer of at least 1")
 
 
 def share(name: str, value: Any) -> None:
@@ -47,11 +47,11 @@ def share(name: str, value: Any) -> None:
     if not known(value):
         _one_number(name, value)
     elif not 0.0 <= float(value) <= 1.0:
-        raise ValueError(f"{name}={value!r}: use a share in [0, 1]")
+        raise ValueError(f"{name}={value!r}: use a fraction in [0, 1]")
 
 
 def axes(name: str, value: Any) -> None:
-    """Raises if `value` is not a number of axes, None or numbers by pattern."""
+    """Raises unless `value` is a number of axes, None, or a dict of numbers by pattern."""
     for number in value.values() if isinstance(value, Mapping) else (value,):
         if number is not None and (type(number) is not int or number < 0):
             raise ValueError(f"{name}={value!r}: give a number of leading axes, or {{pattern: n}}")
@@ -76,7 +76,7 @@ def warn(method: str, interval: Any, t_end: Any) -> None:
 
 
 def warn_caller(message: str) -> None:
-    """Warns at the line that called into this package: Python shows it once for each."""
+    """Warns with the location of the call into this package, which Python reports once each."""
     package, level, frame = str(Path(__file__).parents[1]), 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame, level = frame.f_back, level + 1

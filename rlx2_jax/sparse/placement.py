@@ -1,9 +1,9 @@
-"""Where `sparsify` may stand among other optax transformations.
+"""Checks the placement of `sparsify` among other optax transformations.
 
-Its updates take parameters exactly onto the mask. A transformation that changes them afterwards
-(a later member of a chain, `lookahead`, `schedule_free` around it) would leave parameters off the
-mask without a sign of it. Optax does not tell a transformation what is around it, so that `check`
-reads it from the Python stack while the update is traced.
+Its updates take parameters exactly onto the mask. A transformation that changes them afterwards (a
+later member of a chain, or `lookahead` or `schedule_free` around it) would silently leave
+parameters off the mask. Optax does not tell a transformation what encloses it, so `check` inspects
+the Python stack while the update is traced.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 import optax
 
 _OPTAX = str(Path(optax.__file__).parent)
-# Optax's modules that pass updates on unchanged, or none at all.
+# Optax modules that pass updates through unchanged, or drop them entirely.
 _TRANSPARENT = (
     "base.py",
     "_accumulation.py",
@@ -25,7 +25,7 @@ _TRANSPARENT = (
 
 
 def check() -> None:
-    """Raises if one of optax's functions that are calling would change the updates afterwards."""
+    """Raises if a calling optax function would change the updates afterwards."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -41,7 +41,7 @@ def check() -> None:
             if after is not None:
                 raise ValueError(
                     f"{after} would change sparsify's updates and leave parameters off the mask: "
-                    "put sparsify around it, or last in the chain. Or give sparsify "
-                    "outermost=False, and call params = rlx2.mask(params, state) after every update"
+                    "put sparsify around it, or last in the chain. Or use outermost=False, and "
+                    "call params = rlx2.mask(params, state) after every update"
                 )
         frame = frame.f_back

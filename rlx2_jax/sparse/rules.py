@@ -1,21 +1,21 @@
-"""Growth and drop rules: where a mask update adds links, and which ones it gives up.
+"""Growth and drop rules: the links that a mask update adds and removes.
 
-A rule is one function in one table. A growth rule scores every place of a layer, and the free
-places with the largest |score| get links:
+Each rule is one function in a table. A growth rule scores every place of a layer; the free places
+with the largest |score| get links:
 
     GROW[name](key, layer) -> [in, out], or `Factors` whose product is the score
 
-A drop rule scores the links that a layer has, and those with the smallest |score| go:
+A drop rule scores the links of a layer; those with the smallest |score| are dropped:
 
     DROP[name](layer) -> scores of the shape of `layer.weight`
 
-A growth rule that reads `layer.smoothed` is declared with `uses_smoothed`; networks then keep the
+Decorate growth rules that read `layer.smoothed` with `uses_smoothed`; networks then track the
 exponentially smoothed dense gradient of every kernel.
 
-`register_grow` and `register_drop` add rules of your own. Every rule works in both forms of a
-network, in `topology.evolve`, in `sparsify`, in every agent and as a value of `--grow` or
-`--drop`. Lanes of one program may use different rules: it computes those that its lanes use and
-selects by lane.
+`register_grow` and `register_drop` add custom rules. Every rule works in masked and compact
+networks, in `topology.evolve`, `sparsify` and every agent, and as a value of `--grow` or `--drop`.
+Lanes of one program may use different rules: the program computes all rules in use and selects by
+lane.
 """
 
 import functools
@@ -31,7 +31,7 @@ from rlx2_jax.types import Array
 
 
 class Factors(NamedTuple):
-    """A dense gradient that is not formed: ∂L/∂θ = x gᵀ of a linear layer y = xᵀθ.
+    """A factored dense gradient: ∂L/∂θ = x gᵀ of a linear layer y = xᵀθ.
 
     Attributes:
       x: inputs: [in, batch].
@@ -43,14 +43,14 @@ class Factors(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The inputs of a rule. In the masked form `weight` and arrays of its shape are
-    [in, out], in the compact form they are vectors over the links.
+    """The inputs of a rule. In masked networks `weight` and arrays of its shape are [in, out]; in
+    compact networks they are vectors over the links.
 
     Attributes:
       weight: θ.
       grad: gradient with respect to `weight`.
-      mu, nu: Adam's moments of `weight`; None where the optimizer is not ours.
-      dense_grad: gradient at every place, absent links included: [in, out], or its `Factors`.
+      mu, nu: Adam's moments of `weight`; None with a foreign optimizer.
+      dense_grad: gradient at every place, including absent links: [in, out], or its `Factors`.
       uniform: key -> [in, out], uniform in (0, 1); differs by layer.
       smoothed: smoothed dense gradient, for rules that declare it with `uses_smoothed`.
     """
@@ -64,7 +64,7 @@ class Layer(NamedTuple):
     smoothed: Array | None = None
 
 
-SMOOTHING = 0.9  # of the smoothed gradient
+SMOOTHING = 0.9  # decay of the smoothed gradient
 GrowRule = Callable[[Array, Layer], Array | Factors]
 DropRule = Callable[[Layer], Array]
 
@@ -78,18 +78,18 @@ def dense(score: Array | Factors) -> Array:
 
 
 def gradient(key: Array, layer: Layer) -> Array | Factors:
-    """RigL (Evci et al., 2020), and RLx2: where the gradient is largest."""
+    """RigL (Evci et al., 2020) and RLx2: grows where the gradient is largest."""
     del key
     return layer.dense_grad
 
 
 def random(key: Array, layer: Layer) -> Array:
-    """SET (Mocanu et al., 2018): anywhere."""
+    """SET (Mocanu et al., 2018): grows at random."""
     return layer.uniform(key)
 
 
 def guided(key: Array, layer: Layer, share: float = 0.1) -> Array:
-    """Guided stochastic exploration (Heddes et al., 2024): by gradient among a random tenth."""
+    """Guided stochastic exploration (Heddes et al., 2024): grows by gradient among a random 10%."""
     return jnp.where(layer.uniform(key) < share, dense(layer.dense_grad), 0.0)
 
 
@@ -105,13 +105,13 @@ def needs_smoothed(rule: GrowRule) -> bool:
 
 
 def smooth(average: Array, dense_grad: Array) -> Array:
-    """m ← 0.9 m + 0.1 ∂L/∂θ, the average that `layer.smoothed` holds."""
+    """m ← 0.9 m + 0.1 ∂L/∂θ, the average in `layer.smoothed`."""
     return SMOOTHING * average + (1.0 - SMOOTHING) * dense_grad
 
 
 @uses_smoothed
 def momentum(key: Array, layer: Layer) -> Array:
-    """Sparse momentum (Dettmers and Zettlemoyer, 2019): where the smoothed gradient is largest."""
+    """Sparse momentum (Dettmers and Zettlemoyer, 2019): grows by the smoothed gradient."""
     del key
     if layer.smoothed is None:
         raise ValueError("growth by momentum needs the smoothed gradient, `layer.smoothed`")
@@ -119,12 +119,12 @@ def momentum(key: Array, layer: Layer) -> Array:
 
 
 def magnitude(layer: Layer) -> Array:
-    """The smallest weights go."""
+    """Drops the smallest weights."""
     return jnp.abs(layer.weight)
 
 
 def sensitivity(layer: Layer) -> Array:
-    """The links go whose removal changes the loss least, to first order: |θ ∂L/∂θ|."""
+    """Drops links whose removal changes the loss least, to first order: |θ ∂L/∂θ|."""
     return jnp.abs(layer.weight * layer.grad)
 
 
@@ -166,19 +166,21 @@ def _register(table: dict, name: str, rule: Callable) -> None:
 
 
 def select(scores: Sequence[Array | Factors], which: Array) -> Array | Factors:
-    """The score of rule number `which` (traced); a single rule's score passes through as it is."""
+    """The score of rule number `which` (traced); a single score passes through unchanged."""
     if len(scores) == 1:
         return scores[0]
     arrays = [dense(score) for score in scores]
     return functools.reduce(
-        lambda found, i: jnp.where(which == i, arrays[i], found), range(1, len(arrays)), arrays[0]
+        lambda chosen, i: jnp.where(which == i, arrays[i], chosen),
+        range(1, len(arrays)),
+        arrays[0],
     )
 
 
 def shared_uniform(
     shapes: Sequence[tuple[int, ...]], dtype: jnp.dtype
 ) -> list[Callable[[Array], Array]]:
-    """`Layer.uniform` of each array of a network: one draw per key, divided among all of them."""
+    """`Layer.uniform` for each array of a network: one draw per key, split among all arrays."""
     sizes = [math.prod(shape) for shape in shapes]
     drawn: list[tuple[Array, list[Array]]] = []  # the last key and its numbers
 
@@ -194,9 +196,9 @@ def shared_uniform(
 def member_uniform(
     shapes: Sequence[tuple[int, ...]], members: int, dtype: jnp.dtype
 ) -> Callable[[Array | int, int, Array], Array]:
-    """`(member, i, key) -> shapes[i]`: `Layer.uniform` of array i of one member of an ensemble.
+    """`(member, i, key) -> shapes[i]`: `Layer.uniform` of array i of one ensemble member.
 
-    `member` may be traced. All members share one draw per key, and each gets its own part of it.
+    `member` may be traced. All members share one draw per key, split among them.
     """
     parts = shared_uniform([*shapes] * members, dtype)
 

@@ -1,4 +1,4 @@
-"""The random key of `sparsify`: from a seed, or from the initial parameters."""
+"""The random key of `sparsify`, derived from a seed or from the initial parameters."""
 
 import zlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rlx2_jax.types import Array, Params
 
 
 def check(seed: Any) -> None:
-    """Raises if `seed` is no whole number and no single key."""
+    """Raises unless `seed` is None, an integer or a single key."""
     if seed is None or (isinstance(seed, int | np.integer) and not isinstance(seed, bool)):
         return
     dtype = getattr(seed, "dtype", None)
@@ -25,22 +25,22 @@ def check(seed: Any) -> None:
     elif dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         shapes = ((), (2,)) if dtype == jnp.uint32 else ((),)
     if getattr(seed, "shape", None) not in shapes:
-        raise ValueError(f"seed={seed!r}: give a whole number or one key; vmap over several")
+        raise ValueError(f"seed={seed!r}: give an integer or one key; vmap over several")
 
 
 def key(seed: int | Array | None, leaves: Sequence[Leaf], params: Params) -> Array:
-    """A key of its own: from the seed, or from paths and values of the parameters."""
+    """A new key, derived from the seed or from the paths and values of the parameters."""
     make = partial(jax.random.key, impl="threefry2x32")
     if seed is None:
         names = zlib.crc32("\n".join(leaf.path for leaf in leaves).encode())
-        found = make(names)
+        derived = make(names)
         for x in jax.tree.leaves(params):
             if jnp.issubdtype(jnp.result_type(x), jnp.floating):
                 values = local(jnp.asarray(x, jnp.float32)).ravel()
                 bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
                 weights = jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B1) + 1
-                found = jax.random.fold_in(found, jnp.sum(bits * weights, dtype=jnp.uint32))
-        return found
+                derived = jax.random.fold_in(derived, jnp.sum(bits * weights, dtype=jnp.uint32))
+        return derived
     if not isinstance(seed, jax.Array):
         return make(seed)
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):

@@ -1,9 +1,9 @@
-"""Which leading axes of weights stack networks, as `vmap`, `scan` and ensembles make them.
+"""Infers which leading axes of weights stack networks (from `vmap`, `scan` or ensembles).
 
-The shapes next to a weight tell: a bias has the axes of the stack and of the outputs, a
-normalisation layer's scale those of the stack and one more. What is certain about one layer holds
-for a whole subtree of parameters whose leaves all begin with the same sizes, and settles layers
-without a bias and shapes that can be read in two ways.
+The neighbouring shapes determine this: a bias has the stack and output axes, a normalisation
+layer's scale the stack axes and one more. An unambiguous layer decides for its whole subtree, if
+all leaves there start with the same sizes; this resolves layers without a bias and ambiguous
+shapes.
 """
 
 import re
@@ -18,12 +18,12 @@ _ATTENTION = ("query", "key", "value")
 
 
 class Axes(NamedTuple):
-    """What the axes of a kernel are.
+    """The meaning of a kernel's axes.
 
     Attributes:
       members: number of leading axes that stack networks.
-      inputs: number of axes of inputs, before those of outputs.
-      outputs: number of last axes, of outputs.
+      inputs: number of input axes, before the output axes.
+      outputs: number of trailing output axes.
     """
 
     members: int
@@ -32,7 +32,7 @@ class Axes(NamedTuple):
 
 
 def read(shapes: Shapes, given: Mapping[str, int | None]) -> dict[str, Axes]:
-    """The axes of every array, by path. `given`: how many stack networks, where that is known."""
+    """The axes of every array, by path. `given`: the number of stack axes, if known."""
     known = _subtrees(shapes)
     return {path: _axes(path, shapes, known, given.get(path)) for path in shapes}
 
@@ -56,13 +56,13 @@ def _axes(path: str, shapes: Shapes, known: Mapping[str, int], given: int | None
     rest, role = len(shape) - members, _attention_role(parts, shapes)
     outputs = 2 if role in _ATTENTION and rest == 3 else min(outputs, max(rest - 1, 0))
     inputs = 2 if role == "out" and rest == 3 else 1
-    if outputs > 1:  # no convolution: all other axes are inputs
+    if outputs > 1:  # not a convolution: all other axes are inputs
         inputs = max(rest - outputs, 1)
     return Axes(members, inputs, outputs)
 
 
 def _subtrees(shapes: Shapes) -> dict[str, int]:
-    """Leading axes that stack networks throughout a subtree, by its path."""
+    """The number of stack axes of each subtree, by path."""
     certain: dict[str, int] = {}
     common: dict[str, tuple[int, ...]] = {}
     for path, shape in shapes.items():
@@ -78,7 +78,7 @@ def _subtrees(shapes: Shapes) -> dict[str, int]:
 
 
 def _certain(path: str, shapes: Shapes) -> int | None:
-    """Members' axes that one leaf proves, or None."""
+    """The number of stack axes, if the leaf determines it, else None."""
     shape = shapes[path]
     if path.rpartition("/")[2] == "scale" and len(shape) >= 2:
         return len(shape) - 1
@@ -89,7 +89,7 @@ def _certain(path: str, shapes: Shapes) -> int | None:
 
 
 def _fits(path: str, shapes: Shapes) -> list[tuple[int, int]]:
-    """Axes of the stack and of the outputs that the bias next to a weight allows."""
+    """The numbers of stack and output axes that are consistent with the bias next to a weight."""
     shape, bias = shapes[path], bias_shape(path, shapes)
     if bias is None or len(shape) <= len(bias):
         return []
@@ -103,7 +103,7 @@ def _fits(path: str, shapes: Shapes) -> list[tuple[int, int]]:
 
 
 def _attention_role(parts: list[str], shapes: Shapes) -> str | None:
-    """`query`, `key`, `value` or `out`, in an attention layer."""
+    """`query`, `key`, `value` or `out` in an attention layer, else None."""
     if len(parts) < 2 or parts[-2] not in (*_ATTENTION, "out"):
         return None
     layer = "/".join([*parts[:-2], "query", parts[-1]])

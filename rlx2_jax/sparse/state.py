@@ -1,6 +1,6 @@
-"""The state of `sparsify`, and what can be read from it: masks, sparsity, a summary.
+"""The state of `sparsify`, and functions that read masks, sparsity and a summary from it.
 
-All functions take the state of an optimizer wherever `sparsify` stands in it (inside
+All functions accept an optimizer state that contains a `sparsify` state at any depth (inside
 `multi_transform` or `MultiSteps`, in a Flax `TrainState`, in an `nnx.Optimizer`).
 """
 
@@ -19,16 +19,16 @@ from rlx2_jax.types import Array, Masks, Params
 
 
 class SparsifyState(NamedTuple):
-    """State of `sparsify`: arrays only, none of them shared.
+    """State of `sparsify`: only arrays, none of them shared.
 
     Attributes:
       inner: state of the wrapped optimizer.
-      codes: u8 in the tree of the parameters: 0 no link; 1 a link, also everywhere on leaves that
-        are not sparse; 2 a link that the last mask update set to zero. `masks_of` gives booleans.
+      codes: u8 in the tree of the parameters: 0 no link; 1 a link (everywhere on leaves that are
+        not sparse); 2 a link that the last mask update set to zero. `masks_of` gives booleans.
       count: updates so far, i32[].
-      key: data of a random key, u32[2].
+      key: random key data, u32[2].
       selected: which leaves are sparse, in the order of `jax.tree.leaves`: bool[leaves].
-      extra: what the method keeps besides, or None.
+      extra: additional state of the method, or None.
     """
 
     inner: Any
@@ -45,7 +45,7 @@ class SparsifyState(NamedTuple):
 
 
 def masks_of(state: Any) -> Masks:
-    """The masks in an optimizer's state, in the tree of the parameters.
+    """The masks in an optimizer state, as a tree like the parameters.
 
     >>> import jax.numpy as jnp, optax
     >>> import rlx2_jax as rlx2
@@ -54,23 +54,23 @@ def masks_of(state: Any) -> Masks:
     >>> int(masks["kernel"].sum()), int(masks["bias"].sum())
     (20, 10)
     """
-    found = _states(state)
-    if len(found) != 1:
+    states = _states(state)
+    if len(states) != 1:
         raise ValueError(
-            f"the state holds {len(found)} states of sparsify: give a part that holds one"
+            f"the state holds {len(states)} states of sparsify: give a part that holds one"
         )
-    return found[0].masks
+    return states[0].masks
 
 
 def mask(params: Params, state: Any) -> Params:
-    """Parameters, targets or averages under the masks of a state: zero where there is no link.
+    """Zeroes parameters, targets or averages off the masks of a state.
 
-    Call it on whatever does not come out of `optax.apply_updates` itself: target networks after
-    each Polyak step, averages of parameters, parameters before the first update.
+    Use it on parameters that do not come directly from `optax.apply_updates`: target networks after
+    each Polyak step, averaged parameters, parameters before the first update.
 
     Args:
-      params: a tree with the same paths as the parameters, or a part of it; leaves of another path
-        are returned as they are.
+      params: a tree with the paths of the parameters, or a part of it; leaves with other paths are
+        returned unchanged.
 
     >>> import jax.numpy as jnp, optax
     >>> import rlx2_jax as rlx2
@@ -85,8 +85,8 @@ def mask(params: Params, state: Any) -> Params:
         return optax.LookaheadParams(mask(params.fast, state), mask(params.slow, state))
     known = {
         leaves_lib.names(path): m
-        for found in _states(state)
-        for path, m in jax.tree_util.tree_flatten_with_path(found.masks)[0]
+        for part in _states(state)
+        for path, m in jax.tree_util.tree_flatten_with_path(part.masks)[0]
     }
     flat, treedef = jax.tree_util.tree_flatten_with_path(params)
     paths = [leaves_lib.names(path) for path, _ in flat]
@@ -104,7 +104,7 @@ def mask(params: Params, state: Any) -> Params:
 
 
 def sparsity(state: Any) -> Any:
-    """The share of links that are absent, over all sparse leaves: a float, or f32[] under jit.
+    """The fraction of absent links over all sparse leaves: a float, or f32[] under jit.
 
     >>> import jax.numpy as jnp, optax
     >>> import rlx2_jax as rlx2
@@ -113,10 +113,10 @@ def sparsity(state: Any) -> Any:
     0.9
     """
     live = total = 0
-    found = _states(state)
-    if not found:
+    states = _states(state)
+    if not states:
         raise ValueError("the state holds no state of sparsify")
-    for part in found:
+    for part in states:
         for m, chosen in zip(jax.tree.leaves(part.masks), _selected(part)):
             live += chosen * masks_lib.count(m)
             total += chosen * math.prod(np.shape(m))
@@ -132,9 +132,8 @@ class Row(NamedTuple):
       layer: its path.
       shape: its shape.
       links: live links.
-      density: their share.
-      flops: FLOPs of a forward pass of one sample (appendix C.3.2), for a convolution at one
-        position.
+      density: fraction of live links.
+      flops: FLOPs of a forward pass of one sample (appendix C.3.2), for convolutions per position.
       sparse: whether the leaf is sparse.
     """
 
@@ -147,11 +146,11 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A table of all leaves; `str` and `print` show it.
+    """A printable table of all leaves.
 
     Attributes:
       rows: one `Row` per leaf.
-      rule: how sparse leaves were chosen.
+      rule: how sparse leaves were selected.
     """
 
     rows: tuple[Row, ...]
@@ -180,7 +179,7 @@ class Summary(NamedTuple):
 
 
 def summary(params: Params, state: Any) -> Summary:
-    """Layers, shapes, links, densities and FLOPs of a network, and the rule of selection.
+    """Shapes, links, densities and FLOPs of all layers, and the selection rule.
 
     >>> import jax.numpy as jnp, optax
     >>> import rlx2_jax as rlx2
@@ -196,7 +195,7 @@ def summary(params: Params, state: Any) -> Summary:
     rows, by_rule = [], True
     known = {}
     if any(isinstance(x, Tracer) for part in _states(state) for x in jax.tree.leaves(part)):
-        raise ValueError("summary needs arrays with values: call it outside of jit and vmap")
+        raise ValueError("summary needs concrete arrays: call it outside of jit and vmap")
     for part in _states(state):
         flat = jax.tree_util.tree_flatten_with_path(part.masks)[0]
         for (path, m), chosen in zip(flat, _selected(part)):
@@ -218,7 +217,7 @@ def _states(state: Any) -> list[SparsifyState]:
 
 
 def _selected(state: SparsifyState) -> Any:
-    """`selected` of one run, where the state may be of several."""
+    """`selected` of one run; the state may be stacked over several runs."""
     (selected,) = jax.tree.leaves(state.selected)
     if not isinstance(selected, Tracer):
         selected = np.asarray(selected).astype(int)

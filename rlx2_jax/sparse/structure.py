@@ -1,12 +1,12 @@
-"""Patterns that masks follow: which places of a leaf compete with each other for links.
+"""Mask patterns: which places of a leaf compete for links.
 
-A pattern divides the places of a leaf into groups `[groups, size]`, and every group has the same
-exact number of links:
+A pattern divides the places of a leaf into groups `[groups, size]` with the same exact number of
+links each:
 
     unstructured   one group per member of a stack
     fan_in         one group per output unit: constant fan-in (SRigL)
     "2:4", n:m     groups of m consecutive inputs of an output unit, n of them live
-    (4, 4)         blocks of 4 inputs x 4 outputs, live or absent as a whole
+    (4, 4)         blocks of 4 inputs x 4 outputs, entirely live or entirely absent
 """
 
 import math
@@ -23,10 +23,10 @@ Pattern = str | tuple[int, int] | None
 
 
 class Structure(NamedTuple):
-    """A pattern. Only `nm` or `block` is given, or neither.
+    """A pattern. At most one of `nm` and `block` is given.
 
     Attributes:
-      name: `unstructured`, `fan_in`, or what messages call it.
+      name: `unstructured`, `fan_in`, or a name for messages.
       nm: (n, m) of n:m sparsity.
       block: inputs and outputs of a block.
     """
@@ -45,7 +45,7 @@ class Structure(NamedTuple):
             if sizes[side] % unit:
                 raise ValueError(
                     f"{leaf.path} has {sizes[side]} {side}, which {self.name} cannot divide into "
-                    f"groups of {unit}: leave this leaf out (sparsity by pattern, or `sparse`)"
+                    f"groups of {unit}: exclude this leaf (sparsity by pattern, or `sparse`)"
                 )
 
     def divides(self, leaf: Leaf) -> bool:
@@ -54,7 +54,7 @@ class Structure(NamedTuple):
         return leaf.size("i") % rows == 0 and leaf.size("o") % columns == 0
 
     def on(self, leaf: Leaf) -> "Structure":
-        """The pattern itself, or none for a leaf that it does not divide."""
+        """The pattern, or unstructured for a leaf that it does not divide."""
         return self if self.divides(leaf) else Structure()
 
     def groups(self, leaf: Leaf, x: Array) -> Array:
@@ -80,7 +80,7 @@ class Structure(NamedTuple):
         return _restored(leaf, mask, order)
 
     def links(self, leaf: Leaf, links: Any) -> Any:
-        """Links (or blocks) of one group, if one member of the leaf has this many links."""
+        """Links (or blocks) of one group, if one member of the leaf has `links` links."""
         if self.nm:
             return self.nm[0]
         size = math.prod(leaf.member_shape)
@@ -93,24 +93,24 @@ class Structure(NamedTuple):
         return links
 
     def total(self, leaf: Leaf, links: int) -> int:
-        """Links that one member of the leaf really has, where `links` were asked for."""
-        own, size = self.links(leaf, links), math.prod(leaf.member_shape)
+        """The actual links of one member of the leaf: `links`, rounded to the pattern."""
+        count, size = self.links(leaf, links), math.prod(leaf.member_shape)
         if self.block:
-            return own * math.prod(self.block)
+            return count * math.prod(self.block)
         if self.nm:
-            return own * (size // self.nm[1])
-        return own * leaf.size("o") if self.name == "fan_in" else own
+            return count * (size // self.nm[1])
+        return count * leaf.size("o") if self.name == "fan_in" else count
 
 
 def parse(pattern: Pattern) -> Structure:
-    """A structure from its short form: None or "none", "fan_in", "2:4", (4, 4) or "4x4"."""
+    """Parses a pattern: None or "none", "fan_in", "2:4", (4, 4) or "4x4"."""
     if pattern is None or pattern == "none":
         return Structure()
     if pattern == "fan_in":
         return Structure("fan_in")
-    found = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
-    if found and 0 < int(found[1]) <= int(found[2]):
-        return Structure(str(pattern), nm=(int(found[1]), int(found[2])))
+    nm = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
+    if nm and 0 < int(nm[1]) <= int(nm[2]):
+        return Structure(str(pattern), nm=(int(nm[1]), int(nm[2])))
     block = re.fullmatch(r"(\d+)x(\d+)", pattern) if isinstance(pattern, str) else None
     if block:
         pattern = (int(block[1]), int(block[2]))
@@ -118,8 +118,8 @@ def parse(pattern: Pattern) -> Structure:
     if pair and all(isinstance(n, int) and n > 0 for n in pattern):
         return Structure(f"block {pattern}", block=pattern)  # pyright: ignore[reportArgumentType]
     raise ValueError(
-        f"structure={pattern!r}: use None, 'fan_in', 'n:m' with n <= m such as '2:4', or the sizes "
-        "of a block such as (4, 4) or '4x4'"
+        f"structure={pattern!r}: use None, 'fan_in', 'n:m' with n <= m such as '2:4', or a block "
+        "size such as (4, 4) or '4x4'"
     )
 
 
@@ -136,7 +136,7 @@ def _blocks(leaf: Leaf, block: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _axes(leaf: Leaf, order: str) -> list[int]:
-    """Axes of a leaf with those of the letters in `order` first; the rest keep their places."""
+    """Axes of a leaf, with those of the letters in `order` first and the others in place."""
     kinds = ["s" if axis not in "mio" else axis for axis in leaf.layout]
     first = [a for letter in order for a, kind in enumerate(kinds) if kind == letter]
     return first + [a for a in range(len(kinds)) if a not in first]
@@ -153,12 +153,12 @@ def _restored(leaf: Leaf, x: Array, order: str) -> Array:
 
 
 def local(x: Array) -> Array:
-    """`x` on every device whole, where it is sharded over an explicit mesh."""
+    """`x`, replicated if it is sharded over an explicit mesh."""
     return jax.sharding.reshard(x, jax.P()) if _explicit(x) else x
 
 
 def placed_as(x: Array, like: Array) -> Array:
-    """`x` sharded as `like`, where that is sharded over an explicit mesh."""
+    """`x`, with the sharding of `like` if that has an explicit mesh."""
     return jax.sharding.reshard(x, jax.typeof(like).sharding) if _explicit(like) else x
 
 

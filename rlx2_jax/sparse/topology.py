@@ -5,8 +5,8 @@
     I_grow = ArgTopK_{i ∉ M \\ I_drop}(|score|, k)
 
 Every layer keeps its exact number of links. `rules` defines the scores: RigL uses the dense
-gradient, SET random numbers, and a static network has ζ = 0. k is traced, so that one
-compiled program serves all fractions and all lanes.
+gradient, SET random numbers; a static network has ζ = 0. k is traced, so one compiled program
+serves all fractions and lanes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from rlx2_jax.sparse.masks import Predicate, check_same_tree, is_weight, largest
 from rlx2_jax.types import Array, Masks, Params
 
 REGROW = ("keep", "zero", "forbid")
-# floor(live · ζ) as float64 gives it: float32 may fall just short of a whole number.
+# Rounds up products that are integers in float64 but slightly less in float32.
 _FLOOR_GUARD = 1.0 + 2.0**-22
 
 
@@ -33,12 +33,12 @@ def update_fraction(step: Array | int, zeta0: Array | float, t_end: Array | int)
 
 
 class Evolution(NamedTuple):
-    """The result of a mask update, in trees of one structure.
+    """The result of a mask update, as trees of the same structure.
 
     Attributes:
-      params: new parameters: 0 without a link, and on links that do not keep their value.
+      params: new parameters: 0 off the mask and on links that do not keep their value.
       masks: new masks.
-      inherited: which links keep their value (and moments and target).
+      inherited: links that keep their value (and moments and target).
     """
 
     params: Params
@@ -62,9 +62,9 @@ def evolve(
       params, masks, grow_scores: trees of the same structure; growth takes the largest |score|.
       fraction: ζ_t in [0, 1], possibly traced.
       keep_scores: links with the smallest score are dropped; default |θ|.
-      regrow: whether links just dropped may regrow: `keep`, at once and with their value (as in
-        the paper, its code and RigL); `zero`, from zero; `forbid`, not in this step.
-      sparse: which leaves evolve, given path and leaf.
+      regrow: whether links just dropped may regrow: `keep`, with their value (as in the paper, its
+        code and RigL); `zero`, from zero; `forbid`, not in this step.
+      sparse: selects the leaves that evolve, given path and leaf.
     """
     evolved = evolution(
         params,
@@ -88,7 +88,7 @@ def evolution(
     regrow: str = "keep",
     sparse: Predicate = is_weight,
 ) -> Evolution:
-    """`evolve`, also returning which links keep their value."""
+    """Like `evolve`, and also returns which links keep their value."""
     keep_scores = params if keep_scores is None else keep_scores
     check_same_tree(params, keep_scores, "params", "keep_scores")
     check_same_tree(params, masks, "params", "masks")
@@ -116,7 +116,7 @@ def evolve_layer(
 ) -> Evolution:
     """One layer of `evolution`.
 
-    `grow(taken, k)` gives a mask of k places that are not taken. Links with the smallest
+    `grow(taken, k)` returns a mask of k places that are not taken. Links with the smallest
     |keep_score| (default: the weight) are dropped.
     """
     if regrow not in REGROW:
@@ -126,7 +126,7 @@ def evolve_layer(
     score = weight if keep_score is None else keep_score
     live = mask.sum(dtype=jnp.int32)
     k = links_to_move(live, fraction)
-    if regrow == "forbid":  # only links dead before may grow: there may be fewer than k
+    if regrow == "forbid":  # only absent links may grow, possibly fewer than k
         k = jnp.minimum(k, mask.size - live)
     kept = largest(jnp.where(mask, magnitude(score), -1.0), live - k)
     new_mask = kept | grow(mask if regrow == "forbid" else kept, k)
@@ -141,16 +141,16 @@ def links_to_move(live: Array, fraction: Array | float) -> Array:
 
 
 class Schedule(NamedTuple):
-    """When the masks of one network of one lane change, and how. Traced; `lane_topology` has
-    what is static.
+    """The traced part of the mask updates of one network of a lane; see `lane_topology` for the
+    static part.
 
     Attributes:
-      zeta0: ζ_0; 0 never changes masks (static and dense networks).
+      zeta0: ζ_0; 0 for static and dense networks.
       interval: Δ_m, in updates of this network.
-      t_end: T_end, likewise.
-      grow: number of the growth rule among those of the program.
-      drop: number of the drop rule, likewise.
-      links: of each kernel once pruned, for methods that prune.
+      t_end: T_end, in updates of this network.
+      grow: index of the growth rule among those of the program.
+      drop: index of the drop rule among those of the program.
+      links: final links of each kernel, for methods that prune.
     """
 
     zeta0: Array

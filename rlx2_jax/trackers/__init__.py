@@ -1,7 +1,7 @@
-"""Trackers: services and files that receive every lane of a run as a run of its own, in one table.
+"""The table of trackers: services and files that receive every lane of a run as a separate run.
 
-A tracker is one small class: it opens a lane (or continues it), takes rows and is closed.
-`register_tracker` adds one of your own; `--tracker` names those that a run reports to.
+A tracker is a small class that opens or continues a lane, takes rows and is closed.
+`register_tracker` adds a custom one; `--tracker` selects those that a run reports to.
 """
 
 import importlib.util
@@ -14,11 +14,11 @@ from rlx2_jax.trackers.base import Tracker as Tracker
 
 
 class Entry(NamedTuple):
-    """One entry of the table: how a lane is opened, and the package that this needs."""
+    """One entry of the table: a function that opens a lane, and the package it needs."""
 
     open: Callable[[TrackedLane], Tracker]
     package: str | None = None
-    install: str = ""  # what pip installs; default: the package
+    install: str = ""  # argument of pip install; default: the package
 
 
 TRACKERS: dict[str, Entry] = {
@@ -30,11 +30,11 @@ TRACKERS: dict[str, Entry] = {
 def register_tracker(
     name: str, open: Callable[[TrackedLane], Tracker], *, package: str | None = None
 ) -> None:
-    """Adds a tracker; its name is a value of `--tracker`.
+    """Adds a tracker under a name for `--tracker`.
 
     Args:
       open: opens or continues a lane.
-      package: a package that it needs, checked before a run starts.
+      package: a required package, checked before a run starts.
     """
     if not name.isidentifier():
         raise ValueError(f"tracker name {name!r}: use letters, digits and underscores")
@@ -44,7 +44,7 @@ def register_tracker(
 
 
 def check(names: Sequence[str]) -> None:
-    """Refuses names that are not in the table, and trackers whose package is missing."""
+    """Raises for unknown names and for trackers whose package is missing."""
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"--tracker={name}: use one or more of {', '.join(TRACKERS)}")

@@ -1,4 +1,4 @@
-"""What a tracker is: opens or continues a lane, takes its rows, and is closed."""
+"""The tracker interface: opens or continues a lane, takes its rows, and is closed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, Protocol
 
 
 class TrackedLane(NamedTuple):
-    """One lane, as a tracker opens it.
+    """The description of a lane for a tracker.
 
     Attributes:
-      id: unique; the same when the run is resumed.
-      name: for people.
-      group: lanes of one run or sweep share it.
+      id: unique, and stable when the run is resumed.
+      name: for display.
+      group: shared by the lanes of one run or sweep.
       job: the unit of a sweep, or the run directory's name.
-      project: where the tracker keeps it.
+      project: the tracker's project.
       config: settings of the lane and of its run, as plain data.
       directory: the run directory.
     """
@@ -28,20 +28,20 @@ class TrackedLane(NamedTuple):
 
 
 class Tracker(Protocol):
-    """A lane in a tracker. Any method may raise: the run goes on, and rows are sent again later.
+    """A lane in a tracker. Methods may raise: the run continues, and rows are sent again later.
 
     Attributes:
-      last: step of the newest row that the tracker has of the lane, -1 if it has none. Older rows
-        are never sent again.
+      last: step of the newest row that the tracker has of the lane, or -1. Older rows are not sent
+        again.
     """
 
     last: int
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """One row; steps ascend. Rows are final: a resumed run never takes one back."""
+        """Logs one row; steps ascend. Rows are final: a resumed run never retracts one."""
         ...
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
-        """Ends the session. `summary` is the lane's entry of `summary.json`, None if the run is not
-        finished."""
+        """Ends the session. `summary`: the lane's entry of `summary.json`, None for an unfinished
+        run."""
         ...

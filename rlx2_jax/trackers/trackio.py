@@ -1,6 +1,6 @@
-"""Trackio: every lane is a run of a local project (SQLite), or of the server that it is set up for.
+"""Trackio: every lane is a run of a local project (SQLite) or of a configured server.
 
-`TRACKIO_DIR` names the folder of local projects.
+`TRACKIO_DIR` sets the folder of local projects.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from rlx2_jax.trackers.base import TrackedLane
 
 
 class TrackioLane:
-    """One lane as a run of Trackio, which knows runs by their names."""
+    """One lane as a Trackio run. Trackio identifies runs by name."""
 
     def __init__(self, lane: TrackedLane):
         trackio: Any = importlib.import_module("trackio")
 
-        # Trackio has one current run per context and would finish the lane before this one.
+        # Trackio has one current run per context; without a new one it would finish the last lane.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = contextvars.Context().run(
                 trackio.init,

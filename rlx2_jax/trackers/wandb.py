@@ -1,7 +1,7 @@
 """Weights & Biases: every lane is a run. `WANDB_MODE=offline` keeps them in the run directory.
 
-A resumed lane continues under its id. Online, the server says which step comes next; offline runs
-leave one folder per session, and their rows are read back from there.
+A resumed lane continues under its id. Online, the server reports the next step; offline, rows are
+read back from the session folders.
 """
 
 import importlib
@@ -24,7 +24,7 @@ class WandbLane:
             silent=True,
             disable_git=True,
             save_code=False,
-            x_disable_stats=True,  # the machine is the same for all lanes
+            x_disable_stats=True,  # all lanes share one machine
         )
         self._run = wandb.init(
             id=lane.id,
@@ -35,7 +35,7 @@ class WandbLane:
             config=lane.config,
             dir=str(lane.directory),
             resume="allow",
-            reinit="create_new",  # lanes are open side by side
+            reinit="create_new",  # lanes are open at the same time
             settings=settings,
         )
         if self._run.offline:
@@ -50,12 +50,12 @@ class WandbLane:
         if summary is not None:
             numbers = {k: v for k, v in summary.items() if isinstance(v, int | float | str)}
             self._run.summary.update(numbers)
-        # A code other than 0 marks a run that did not reach its end; resuming changes that.
+        # A nonzero code marks an unfinished run; resuming resets it.
         self._run.finish(exit_code=0 if summary is not None else 1)
 
 
 def rows(directory: Path, lane_id: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Steps and rows that offline sessions of a lane left in a run directory, oldest first."""
+    """Steps and rows of a lane's offline sessions in a run directory, oldest first."""
     name = f"wandb/offline-run-*-{lane_id}/run-{lane_id}.wandb"
     for path in sorted(directory.glob(name)):
         yield from wandb_file.history(path)

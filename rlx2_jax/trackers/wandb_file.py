@@ -1,8 +1,8 @@
-"""Reads back the rows of an offline run of Weights & Biases.
+"""Reads the rows of an offline Weights & Biases run.
 
 A `.wandb` file is a header of seven bytes and a log in blocks of 32 KiB. Each fragment has a header
-of its own (checksum, length, kind); a record is one whole fragment, or a first, some middle and a
-last one. Records are protocol buffers.
+(checksum, length, kind); a record is one whole fragment, or a first, some middle and a last one.
+Records are protocol buffers.
 """
 
 import json
@@ -19,7 +19,7 @@ _WHOLE, _FIRST, _LAST = 1, 2, 4
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Whole records; ends at the first one that was cut short or damaged, as a kill leaves it."""
+    """Complete records, up to the first truncated or damaged one (after a kill)."""
     at, parts = _START, b""
     while at + _HEADER.size <= len(data):
         left = _BLOCK - at % _BLOCK
@@ -38,7 +38,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def history(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The step and the values of every row, W&B's own (`_step`, `_runtime`, ...) left out."""
+    """The step and the values of every row, without W&B's fields (`_step`, `_runtime`, ...)."""
     from wandb.proto import wandb_internal_pb2  # pyright: ignore[reportMissingImports]
 
     messages: Any = wandb_internal_pb2

@@ -1,8 +1,8 @@
 """Runs groups of lanes in compiled loops that call their host environments.
 
-Dispatching a program with a whole training state costs a good part of a millisecond, as much as a
-sparse update. A loop on the device that calls the host for each step pays that once in hundreds of
-steps. Events (`segments`) are dispatched one by one.
+Dispatching a program with a full training state costs a large part of a millisecond, as much as a
+sparse update. A device loop that calls back to the host at each step pays this once per several
+hundred steps. Events (see `segments`) are dispatched individually.
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from rlx2_jax.training.program import plain_lanes
 from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array
 
-# A group that runs holds a thread of the device. Where groups are more than threads, some wait for
-# others to end, and all can meet again (to stop, say) after so many steps.
-_MEET = 100
+# Each running group occupies one device thread. With more groups than threads, groups take turns
+# and synchronize after this many steps, so that all can stop at the same time.
+_SYNC_INTERVAL = 100
 
 
 def _threads() -> int:
     """How many programs can run at the same time."""
-    own = getattr(os, "sched_getaffinity", None)
-    return len(own(0)) if own else os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class _Carry(NamedTuple):
-    """What the loop carries from step to step."""
+    """The loop carry."""
 
     state: LaneState
     time: Array  # of the last step taken
-    going: Array  # bool: False once the host said so
+    going: Array  # bool: False once the host has asked to stop
     metrics: dict[str, Array]
 
 
@@ -57,15 +57,14 @@ def _run(
     config: Config,
     learn: bool,
 ) -> tuple[LaneState, Array, dict[str, Array]]:
-    """Time steps after `time` up to `until`, or to where the host says, none of them an event: the
-    state, the time reached, the last step's metrics.
+    """Plain time steps from `time + 1` to `until`, or until the host asks to stop; returns the
+    state, the time reached and the last step's metrics.
 
-    Nothing branches on the host's status: a step that was not taken runs like any other, with
-    `active` False.
+    Nothing branches on the host's status: skipped steps run like any other, with `active` False.
     """
 
     def step(carry: _Carry, t: Array, dues: Dues, active: Array | bool) -> _Carry:
-        del active  # the host knows
+        del active  # reported by the host's status
         after, status = host_callback.call(handle, carry.state.acting.action, config.obs_dim)
         taken = (status == CONTINUE) | (status == STOP)
         state, metrics = plain_lanes(carry.state, after, t, hyper, config, dues, taken)
@@ -74,8 +73,8 @@ def _run(
         return _Carry(state, carry.time + taken, going, metrics)
 
     dues = segments.phases(config, learn)[-1]
-    ask = lambda: host_callback.call(handle, state.acting.action, config.obs_dim)[0]  # noqa: E731
-    metrics = zeros(lambda: plain_lanes(state, ask(), time, hyper, config, dues)[1])
+    first = lambda: host_callback.call(handle, state.acting.action, config.obs_dim)[0]  # noqa: E731
+    metrics = zeros(lambda: plain_lanes(state, first(), time, hyper, config, dues)[1])
     carry = _Carry(state, time, jnp.ones((), bool), metrics)
     carry = segments.plain_steps(
         carry, time, until, config, learn, step, going=lambda carry: carry.going
@@ -88,32 +87,32 @@ _compiled_run = SharedJit(_run, static=(5, 6), donate=(0,))
 
 
 class CallbackRunner:
-    """Groups of lanes, each in a loop of its own that calls its environments.
+    """Groups of lanes, each in a device loop that calls its host environments.
 
     Attributes:
       callbacks: one for each group.
-      seconds: that the last `advance` spent in environments.
+      seconds: time that the last `advance` spent in environments.
     """
 
     def __init__(self, groups: list[Group], envs: list[HostEnvs], concurrent: bool):
-        """`concurrent`: groups run at the same time; else one after the other."""
+        """`concurrent`: run groups in parallel threads instead of one after the other."""
         self._groups = groups
         self._all_run = len(groups) <= (_threads() if concurrent else 1)
         self.seconds = 0.0
         self._ends: Callable[[int], bool] = lambda t: False
         self.callbacks = [
-            HostCallback(own, group.state.acting.action, lambda t: self._ends(t))
-            for group, own in zip(groups, envs)
+            HostCallback(group_envs, group.state.acting.action, lambda t: self._ends(t))
+            for group, group_envs in zip(groups, envs)
         ]
         self._threads = ThreadPoolExecutor(len(groups) if concurrent else 1)
         self._compiling, self._compiled = threading.Lock(), set()
 
     def advance(self, until: int, stop: Callable[[], bool]) -> None:
-        """Takes all groups to `until`, or to one time before it where `stop()` was true."""
+        """Advances all groups to `until`, or to a common earlier time once `stop()` is true."""
         self.seconds = 0.0
         time = min(group.time for group in self._groups)
         while time < until:
-            time = until if self._all_run else min(until, time + _MEET)
+            time = until if self._all_run else min(until, time + _SYNC_INTERVAL)
             try:
                 self._together(time, stop)
             finally:
@@ -122,12 +121,12 @@ class CallbackRunner:
                 return
 
     def _together(self, until: int, stop: Callable[[], bool]) -> None:
-        end: list[int] = []  # where to stop, once that is known
+        end: list[int] = []  # the time to stop at, once known
         for group, callback in zip(self._groups, self.callbacks):
             callback.begin(group.time)
 
         def ends(t: int) -> bool:
-            # A group may already be in the step after its last one: stop where all can meet.
+            # A group may already be one step ahead: stop at a time that all groups can reach.
             if not end and (stop() or any(callback.failure for callback in self.callbacks)):
                 end.append(1 + max(callback.time for callback in self.callbacks))
             return bool(end) and t >= end[0]
@@ -139,7 +138,7 @@ class CallbackRunner:
         ]
         try:
             wait(running)
-        except BaseException:  # an interruption: no thread may go on with the states
+        except BaseException:  # interrupted: no thread may keep using the states
             end.append(0)
             wait(running)
             raise
@@ -152,7 +151,7 @@ class CallbackRunner:
             callback.close()
 
     def _run(self, group: Group, callback: HostCallback, until: int) -> None:
-        """Takes a group to `until`, or to where its callback says."""
+        """Advances a group to `until`, or until its callback stops it."""
         config = group.program.config
         warm = lanes_.warmup_time(config)
         while group.time < until and not self._ends(group.time):
@@ -161,7 +160,7 @@ class CallbackRunner:
             last = min(until, event - 1, until if learn else warm)
             if last > group.time:
                 with self._once((config, learn)) as first:
-                    if first:  # no step at all: compiles, once for all groups
+                    if first:  # zero steps: only compiles, once for all groups
                         _plain_steps(group, callback, group.time, learn)
                 _plain_steps(group, callback, last, learn)
             else:
@@ -183,7 +182,7 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def _once(self, key: Hashable) -> Iterator[bool]:
-        """Holds a lock at the first use of a program, so that one group compiles it for all."""
+        """Serializes the first use of a program, so that one group compiles it for all."""
         if key in self._compiled:
             yield False
             return
@@ -193,7 +192,7 @@ class CallbackRunner:
 
 
 def _plain_steps(group: Group, callback: HostCallback, last: int, learn: bool) -> None:
-    """A group's plain steps up to `last`, in one call."""
+    """Runs a group's plain steps up to `last` in one call."""
     callback.expect(segments.body_start(group.program.config, group.time, learn) + 1, last)
     group.state, time, metrics = _compiled_run(
         group.state,

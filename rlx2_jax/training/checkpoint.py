@@ -1,14 +1,14 @@
-"""Checkpoints of a run: small arrays through Orbax, everything that grows in immutable files.
+"""Checkpoints of a run: small arrays through Orbax, growing data in immutable files.
 
     checkpoints/
-      states/<position>/arrays/    Orbax: every leaf of the lanes' states but the replay rows
-      states/<position>/meta.json  names, shapes and types of these leaves, digests of all files
+      states/<position>/arrays/    Orbax: every leaf of the lanes' states except the replay rows
+      states/<position>/meta.json  names, shapes and dtypes of these leaves, digests of all files
       data/<name>                  replay rows, log segments, copies of weights; written once
 
 A checkpoint exists once its directory has been renamed into place. Rows and log lines added since
-the last one go into new data files; files that no kept checkpoint names are deleted. Everything
-is verified against its digest before any of it is used, and logs and weights that were damaged in
-the run directory or here are restored from the other copy. Nothing is pickled.
+the last checkpoint go into new data files; files that no kept checkpoint references are deleted.
+All files are verified against their digests before any is used. Damaged logs and weights are
+restored from the other copy (run directory or checkpoint). Nothing is pickled.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run, ordered by position: how far the run has come."""
+    """The checkpoints of a run, ordered by position (training progress over all chunks)."""
 
     def __init__(self, directory: Path, *, keep: int = 2):
         self._states, self._data, self._run = (
@@ -51,26 +51,26 @@ class Checkpoints:
             directory.parent,
         )
         self._keep = keep
-        self._rows: list[dict[str, Any]] = []  # data files that hold valid replay rows
-        self._logs: list[dict[str, Any]] = []  # data files that hold the logs so far
-        self._copies: list[dict[str, Any]] = []  # data files that hold copies of other files
-        self._none_yet = directory / "none-yet"  # is there until the first checkpoint is
+        self._rows: list[dict[str, Any]] = []  # data files with valid replay rows
+        self._logs: list[dict[str, Any]] = []  # data files with the logs so far
+        self._copies: list[dict[str, Any]] = []  # data files with copies of other files
+        self._none_yet = directory / "none-yet"  # exists until the first checkpoint is saved
 
     def positions(self) -> list[int]:
-        """Positions of the checkpoints that exist, oldest first."""
+        """Positions of the existing checkpoints, oldest first."""
         if not self._states.is_dir():
             return []
         return sorted(int(p.name) for p in self._states.iterdir() if p.name.isdecimal())
 
     def begin(self) -> None:
-        """Notes that a run begins and has no checkpoint yet."""
+        """Marks the run as started without a checkpoint."""
         with contextlib.suppress(OSError):
             self._none_yet.touch()
 
     @property
     def begun_only(self) -> bool:
-        """Whether there was never a checkpoint, as far as is known: the run may begin again, which
-        it may not where its checkpoints were lost."""
+        """Whether no checkpoint was ever saved, so that the run may start over. False if
+        checkpoints existed and were lost."""
         return self._none_yet.exists() and not self.positions()
 
     def save(
@@ -82,10 +82,10 @@ class Checkpoints:
         meta: dict[str, Any],
         written: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Saves the groups of one chunk of lanes, the logs and JSON-like `meta`, and from now on
-        copies of files that were `written` to the run directory, by name.
+        """Saves the groups of one chunk of lanes, the logs and JSON-like `meta`.
 
-        An exception leaves the checkpoints as they were.
+        `written`: files of the run directory to keep copies of from now on, by name. Existing
+        checkpoints are unchanged if this raises.
         """
         if position in self.positions():
             return
@@ -96,8 +96,8 @@ class Checkpoints:
             self._data.mkdir(parents=True, exist_ok=True)
             rows = [
                 entry
-                for group, own in enumerate(snapshots)
-                for entry in self._save_rows(chunk, group, own.state.replay, made)
+                for group, saved in enumerate(snapshots)
+                for entry in self._save_rows(chunk, group, saved.state.replay, made)
             ]
             tails = [copies.save_tail(self._data, log, made) for log in logs if log.tail]
             segments = self._logs + tails
@@ -132,10 +132,10 @@ class Checkpoints:
         self.clean()
 
     def newest(self, warn: Warn) -> Saved | None:
-        """The newest checkpoint that can be read, verified, or None where there is none.
+        """The newest readable checkpoint, verified, or None if there are no checkpoints.
 
         Raises:
-          Damaged: there are checkpoints, and none of them can be read.
+          Damaged: there are checkpoints, but none is readable.
         """
         positions = self.positions()
         for position in reversed(positions):
@@ -148,7 +148,7 @@ class Checkpoints:
         return None
 
     def read(self, position: int) -> Saved:
-        """One checkpoint, its arrays and data files verified.
+        """One checkpoint, with its arrays and data files verified.
 
         Raises:
           Damaged: something is missing or was changed.
@@ -166,7 +166,7 @@ class Checkpoints:
         return files.file_digest(self._data / entry["file"]) == entry["sha256"]
 
     def read_arrays(self, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The metadata and arrays of one checkpoint, verified; data files are not looked at."""
+        """The verified metadata and arrays of one checkpoint; data files are not read."""
         folder = self._states / str(position)
         meta = files.read_json(folder / "meta.json")
         manifest.check(meta)
@@ -175,21 +175,20 @@ class Checkpoints:
         return meta, arrays
 
     def load(self, saved: Saved, into: Sequence[Snapshot]) -> list[Snapshot]:
-        """The groups of a checkpoint; replay rows are written into the arrays of `into`, which are
-        donated.
+        """The groups of a checkpoint. Donates the replay arrays of `into`, which receive the rows.
 
         Raises:
-          Damaged: the checkpoint is of other lanes, sizes or versions than `into`.
+          Damaged: the checkpoint does not match the arrays of `into`.
         """
         meta, out = saved.meta, []
         check_same(saved.arrays, {name: form(leaf) for name, leaf in named(into).items()})
         for group, like in enumerate(into):
-            found = take(saved.arrays, group, payload(like))
-            state = jax.tree.map(jnp.asarray, found["state"])
+            loaded = take(saved.arrays, group, payload(like))
+            state = jax.tree.map(jnp.asarray, loaded["state"])
             entries = [entry for entry in meta["rows"] if entry["group"] == group]
             rings = self._load_rows(entries, like.state.replay)
             state = state._replace(replay=Buffer(**rings, **state.replay))
-            out.append(Snapshot(int(meta["times"][group]), state, found["env"]))
+            out.append(Snapshot(int(meta["times"][group]), state, loaded["env"]))
         self._rows, self._logs, self._copies = (meta[x] for x in ("rows", "logs", "copies"))
         self._remove([p for p in self.positions() if p > saved.position])
         files.discard(self._none_yet)
@@ -197,17 +196,17 @@ class Checkpoints:
         return out
 
     def restore_log(self, saved: Saved | None, path: Path, warn: Warn) -> int:
-        """Cuts a log back to what a checkpoint has of it, or rebuilds it; returns its size."""
+        """Truncates a log to its size in the checkpoint, or rebuilds it; returns its size."""
         entries = [e for e in saved.meta["logs"] if e["log"] == path.name] if saved else []
         return copies.restore_log(self._data, entries, path, warn)
 
     def restore_copies(self, saved: Saved, warn: Warn) -> None:
-        """Repairs files of the run directory from their copies, and copies from the files."""
+        """Repairs files of the run directory from their copies, and vice versa."""
         copies.restore_files(self._run, self._data, saved.meta["copies"], warn)
 
     def damaged(self) -> list[str]:
-        """Logs and copied files of the run directory that are not as the newest checkpoint knows
-        them, by name; none where there is no checkpoint whose description can be read."""
+        """Names of logs and copied files of the run directory that differ from the newest
+        checkpoint; empty if there is none or its `meta.json` is unreadable."""
         for position in self.positions()[-1:]:
             try:
                 meta = files.read_json(self._states / str(position) / "meta.json")
@@ -218,7 +217,7 @@ class Checkpoints:
         return []
 
     def clean(self) -> None:
-        """Deletes unfinished files, and data files that no checkpoint refers to."""
+        """Deletes unfinished files and data files that no checkpoint references."""
         named = {entry["file"] for entry in [*self._rows, *self._logs, *self._copies]}
         for position in self.positions():
             try:
@@ -226,8 +225,8 @@ class Checkpoints:
                 entries = [*meta["rows"], *meta["logs"], *meta["copies"]]
                 named |= {entry["file"] for entry in entries}
             except (Damaged, KeyError, TypeError):
-                return  # what it refers to is not known
-        # Only what has our names: either folder may be a link to one with other files.
+                return  # the files it references are unknown
+        # Delete only files with our names: either folder may be a symlink to a shared one.
         for path in self._data.glob("*"):
             if path.name not in named and _DATA.fullmatch(path.name):
                 files.discard(path)
@@ -241,19 +240,19 @@ class Checkpoints:
             try:
                 os.rename(self._states / str(position), old)
             except OSError:
-                continue  # tried again after the next checkpoint
+                continue  # retried after the next checkpoint
             shutil.rmtree(old, ignore_errors=True)
 
     def _save_rows(
         self, chunk: int, group: int, replay: Buffer, made: list[Path]
     ) -> list[dict[str, Any]]:
-        """Writes the rows added since the last checkpoint; entries of all valid rows."""
+        """Writes rows added since the last checkpoint; returns the entries of all valid rows."""
         written = int(replay.written[0])
         oldest = written - int(jnp.max(replay.length))
-        own = [e for e in self._rows if (e["chunk"], e["group"]) == (chunk, group)]
-        kept = [e for e in own if e["end"] > oldest]
+        before = [e for e in self._rows if (e["chunk"], e["group"]) == (chunk, group)]
+        kept = [e for e in before if e["end"] > oldest]
         if not all((self._data / e["file"]).is_file() for e in kept):
-            kept = []  # deleted by somebody: write all rows again
+            kept = []  # a file was deleted: write all rows again
         begin = max([oldest] + [e["end"] for e in kept])
         if written == begin:
             return kept
@@ -263,7 +262,7 @@ class Checkpoints:
             if array is not None:
                 path = self._data / f"rows-{chunk}-{group}-{name}-{begin}-{written}.npy"
                 made.append(path)
-                # With the spare row, which holds the newest next observation.
+                # Including the spare row, which holds the newest next observation.
                 sha256 = files.write_blocks(path, replay_rows.blocks(array, begin, written + 1))
                 place = {"chunk": chunk, "group": group, "begin": begin, "end": written}
                 entries.append({**place, "array": name, "file": path.name, "sha256": sha256})

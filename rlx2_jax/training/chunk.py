@@ -1,4 +1,4 @@
-"""The lanes that are trained together, and their progress."""
+"""A chunk of lanes that are trained together, and its progress."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from rlx2_jax.training.run import Run, label
 
 @dataclasses.dataclass
 class Chunk:
-    """Lanes that are trained together, and their progress."""
+    """Lanes that are trained together, and their progress so far."""
 
     run: Run
     index: int
@@ -17,7 +17,7 @@ class Chunk:
     last: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # newest report
     frozen: list[int] = dataclasses.field(default_factory=list)
     seconds: float = 0.0  # of training
-    judged: float | None = 0.0  # seconds of evaluation; None: not known for all of it
+    judged: float | None = 0.0  # seconds of evaluation; None: unknown in part
     evaluated: int = -1  # time of the last evaluation
     reported: int = 0  # time of the last row of metrics
 

@@ -1,4 +1,4 @@
-"""Takes a run directory into use: its settings are written or compared, its output checked."""
+"""Claims a run directory: writes or compares its settings and checks its output."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ from rlx2_jax.training.run import (
     without_time_limit,
 )
 
-# Fields that a run adds to the metadata of a checkpoint.
+# Fields that a run adds to checkpoint metadata.
 _META = {"progress": list, "lanes": list, "exact": bool, "run": str, "fingerprint": dict}
 CURVES = "curves.png"
 _PNG_END = b"IEND\xaeB`\x82"
@@ -39,14 +39,14 @@ _PNG_END = b"IEND\xaeB`\x82"
 def claim(
     run: Run, directory: Path, *, resume: bool, restart: bool, say: Callable[[str], None]
 ) -> Run:
-    """Writes the run's settings to its directory, or checks that they match those there.
+    """Writes the run's settings to its directory, or checks them against the existing ones.
 
     Returns the run with its number of lanes per chunk, which is fixed at the first start.
     """
     path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
     resumed = resume and has_run(directory)
     if resumed:
-        found = read_run(directory, say, allow_imports=True)  # checked by whoever gave `run`
+        found = read_run(directory, say, allow_imports=True)  # the caller has checked `run`
         found = _add_time_limit(found, run, say)
         check_same_settings(found, run, directory)
         _check_memory(found)
@@ -74,7 +74,7 @@ def claim(
 def claim_parts(
     run: Run, directory: Path, *, resume: bool, restart: bool, say: Callable[[str], None]
 ) -> Run:
-    """The same for a run in parts, each of which is claimed by whoever trains it."""
+    """`claim` for a run in parts; each part is claimed by the process that trains it."""
     if resume and has_run(directory):
         found = read_run(directory, say, allow_imports=True)
         found = _add_time_limit(found, run, say)
@@ -98,21 +98,21 @@ def claim_parts(
 
 
 def _add_time_limit(found: Run, wanted: Run, say: Callable[[str], None]) -> Run:
-    """The run in the directory, with the time limit that `wanted` adds to it."""
+    """The run of the directory, with the time limit that `wanted` adds."""
     before = found.env_options
     if wanted.env_options == before or without_time_limit(wanted).env_options != before:
         return found
     (name,) = time_limit(found.backend, 1)
     steps = wanted.env_options[name]
-    say(f"warning: episodes end after {steps:,} steps from now on; before, they had no limit")
+    say(f"warning: episodes now end after {steps:,} steps; they had no time limit before")
     return with_time_limit(found, steps)
 
 
 def newest_checkpoint(
     store: Checkpoints, run: Run, directory: Path, now: dict[str, Any], say: Callable[[str], None]
 ) -> Saved | None:
-    """The newest good checkpoint, checked against the run; `now` is this process's fingerprint."""
-    begin_again = f"start again with {resume_command(run, directory)} --restart"
+    """The newest valid checkpoint, checked against the run and the current fingerprint `now`."""
+    begin_again = f"start over with {resume_command(run, directory)} --restart"
     try:
         saved = store.newest(say)
     except Damaged as error:
@@ -124,14 +124,14 @@ def newest_checkpoint(
                     f"{directory} has results but no checkpoint to continue from: restore "
                     f"{CHECKPOINTS}/ from a copy, or {begin_again}"
                 )
-            say("warning: this run had not saved a checkpoint yet: it begins again")
+            say("warning: this run had not saved a checkpoint yet: it starts over")
         return None
     try:
         manifest.check_fields(saved.meta, _META)
     except Damaged as error:
         raise RunError(f"{error}: resume it with the version that wrote it") from error
-    own = (run.digest, without_time_limit(run).digest)
-    if saved.meta["run"] not in own or saved.meta["chunk"] >= -(-len(run.lanes) // run.chunk):
+    digests = (run.digest, without_time_limit(run).digest)
+    if saved.meta["run"] not in digests or saved.meta["chunk"] >= -(-len(run.lanes) // run.chunk):
         raise RunError(
             f"the checkpoints in {directory} belong to a run with other settings than "
             f"its {CONFIG}, or to another version of the program: restore the right "
@@ -141,7 +141,7 @@ def newest_checkpoint(
     was, is_ = before.get("jax_enable_x64"), now["jax_enable_x64"]
     if was != is_:
         raise RunError(
-            f"this run was started with JAX_ENABLE_X64={was}, now it is {is_}: set it as it was"
+            f"this run was started with JAX_ENABLE_X64={was}, now it is {is_}: set it to {was}"
         )
     for line in fingerprint.differences(before, now):
         say(f"warning: {line}; results may differ from those of an uninterrupted run")
@@ -166,12 +166,12 @@ def _refuse_other_files(directory: Path) -> None:
 
 
 def check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
-    """The form of execution, how lanes are divided and their names may differ: the run keeps what
-    it began with."""
+    """Raises if the settings differ. Execution mode, division of lanes and lane names may differ:
+    the run keeps those it started with."""
 
     def plain(run: Run) -> dict[str, Any]:
-        own = [dataclasses.replace(x, execution="masked", name="") for x in run.lanes]
-        return dataclasses.replace(run, lanes=tuple(own), chunk=0, shards=0, parts=0).to_json()
+        lanes = [dataclasses.replace(x, execution="masked", name="") for x in run.lanes]
+        return dataclasses.replace(run, lanes=tuple(lanes), chunk=0, shards=0, parts=0).to_json()
 
     ours, theirs = plain(wanted), plain(found)
     other = [name for name in ours if ours[name] != theirs[name]]
@@ -182,7 +182,7 @@ def check_same_settings(found: Run, wanted: Run, directory: Path) -> None:
         )
     if any(lane.execution == "compact" for lane in found.lanes) and native.execution() == "off":
         raise RunError(
-            "this run has compact lanes, but RLX2_COMPACT=off switches them off: unset RLX2_COMPACT"
+            "this run has compact lanes, but RLX2_COMPACT=off disables them: unset RLX2_COMPACT"
         )
 
 
@@ -191,7 +191,7 @@ def _check_memory(run: Run) -> None:
     if need > free:
         raise RunError(
             f"this run needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
-            f"available: free some, then resume again"
+            f"available: free some memory, then resume again"
         )
 
 
@@ -200,12 +200,13 @@ def _check_disk(run: Run, directory: Path) -> None:
     if need > free:
         raise RunError(
             f"checkpoints will take about {need / 1e9:.1f} GB and {directory} has "
-            f"{free / 1e9:.1f} GB free: free some, lower --capacity, or choose another --logdir"
+            f"{free / 1e9:.1f} GB free: free some space, lower --capacity, or choose another "
+            f"--logdir"
         )
 
 
 def _discard(directory: Path) -> None:
-    """Deletes the output of a run, but not its settings."""
+    """Deletes a run's output and keeps its settings."""
     for name in ("states", "data"):
         shutil.rmtree(directory / CHECKPOINTS / name, ignore_errors=True)
     for name in ("initial", "final"):
@@ -215,8 +216,8 @@ def _discard(directory: Path) -> None:
 
 
 def damaged(directory: Path) -> list[str]:
-    """Results of a finished run that are missing or were changed, by name: resuming it restores
-    them. Where its checkpoints were deleted, nothing is known of them and nothing is listed."""
+    """Names of missing or changed results of a finished run; resuming restores them. Empty if its
+    checkpoints were deleted, since nothing is known about the results then."""
     store = Checkpoints(directory / CHECKPOINTS)
     if not store.positions():
         return []
@@ -236,7 +237,7 @@ def damaged(directory: Path) -> list[str]:
 
 
 def _trained(directory: Path) -> bool:
-    """Whether a run has progressed beyond the evaluation before its first step."""
+    """Whether a run has progressed beyond its initial evaluation."""
     if (directory / SUMMARY).exists() or (directory / logging.METRICS).exists():
         return True
     path = directory / logging.EVALUATIONS

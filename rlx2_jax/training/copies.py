@@ -1,7 +1,7 @@
-"""Logs and other files of a run directory, and their copies among a checkpoint's data files.
+"""Copies of logs and other run files among a checkpoint's data files.
 
-A log is copied in segments, each with what was added since the last checkpoint. Where one of file
-and copy was damaged, it is restored from the other.
+A log is copied in segments, each holding the lines added since the last checkpoint. If the file or
+its copy is damaged, it is restored from the other.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import Any
 from rlx2_jax import files
 from rlx2_jax.files import Log, Warn
 
-Entry = dict[str, Any]  # of `meta.json`, see `manifest.ENTRIES`
+Entry = dict[str, Any]  # an entry of `meta.json`, see `manifest.ENTRIES`
 
 
 def save_tail(data: Path, log: Log, made: list[Path]) -> Entry:
-    """Copies what a log has gained; the file is added to `made` first."""
+    """Copies the new tail of a log. Adds the file to `made` before writing it."""
     begin = log.size - len(log.tail)
     path = data / f"log-{begin}-{log.size}-{log.path.name}"
     made.append(path)
@@ -26,16 +26,16 @@ def save_tail(data: Path, log: Log, made: list[Path]) -> Entry:
 
 
 def save_file(data: Path, name: str, contents: bytes, made: list[Path]) -> Entry:
-    """Copies a file; the copy is added to `made` first."""
+    """Copies a file. Adds the copy to `made` before writing it."""
     path = data / f"copy-{name.replace('/', '-')}"
     made.append(path)
     return {"name": name, "file": path.name, "sha256": files.write_bytes(path, contents)}
 
 
 def restore_log(data: Path, entries: Sequence[Entry], path: Path, warn: Warn) -> int:
-    """Cuts a log back to its segments, or rebuilds it; returns its size."""
+    """Truncates a log to its saved segments, or rebuilds it; returns its size."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        files.discard(path)  # what it leads to is not ours to write to
+        files.discard(path)  # never write through a link
     size = entries[-1]["end"] if entries else 0
     parts = [_segment(path, e) for e in entries]
     for part, entry in zip(parts, entries):
@@ -56,12 +56,12 @@ def restore_log(data: Path, entries: Sequence[Entry], path: Path, warn: Warn) ->
 
 
 def restore_files(run: Path, data: Path, entries: Sequence[Entry], warn: Warn) -> None:
-    """Repairs files of the run directory from their copies, and copies from the files."""
+    """Repairs files of the run directory from their copies, and vice versa."""
     for entry in entries:
         path, copy = run / entry["name"], data / entry["file"]
         good = [files.file_digest(p) == entry["sha256"] for p in (path, copy)]
         if not any(good):
-            warn(f"warning: {entry['name']} and its copy are damaged: it is lost")
+            warn(f"warning: {entry['name']} and its copy are both damaged and cannot be restored")
         elif not all(good):
             source, other = (path, copy) if good[0] else (copy, path)
             files.discard(other)
@@ -71,7 +71,7 @@ def restore_files(run: Path, data: Path, entries: Sequence[Entry], warn: Warn) -
 
 
 def damaged(run: Path, logs: Sequence[Entry], copies: Sequence[Entry]) -> list[str]:
-    """Logs and copied files of the run directory that are not as they were, by name."""
+    """Names of logs and copied files of the run directory that have changed."""
     sizes = {e["log"]: e["end"] for e in logs}
     wrong = [e["log"] for e in logs if not holds(run / e["log"], e)]
     wrong += [name for name, size in sizes.items() if _size(run / name) != size]
@@ -80,12 +80,12 @@ def damaged(run: Path, logs: Sequence[Entry], copies: Sequence[Entry]) -> list[s
 
 
 def holds(path: Path, entry: Entry) -> bool:
-    """Whether a log has a segment."""
+    """Whether a log contains a segment, unchanged."""
     return _segment(path, entry) is not None
 
 
 def _segment(path: Path, entry: Entry) -> bytes | None:
-    """The bytes of a segment where the log has them, else None."""
+    """The bytes of a segment if the log still has them, else None."""
     try:
         with files.open_regular(path) as file:
             file.seek(entry["begin"])

@@ -1,4 +1,4 @@
-"""What experts did, as transitions: the replay of lanes that learn offline (section 5.3)."""
+"""Expert transitions, which fill the replay of lanes that learn offline (section 5.3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +19,12 @@ from rlx2_jax.types import Transition
 def demonstrate(
     act: Callable[[np.ndarray], np.ndarray], env: HostEnvs, seed: int, transitions: int
 ) -> Transition:
-    """The first `transitions` of an expert's noise-free episodes in one environment, which have
-    seeds of their own: `[transitions, 1, ...]`."""
+    """The first `transitions` of an expert's noise-free episodes in one environment:
+    `[transitions, 1, ...]`. The episodes have a separate seed stream."""
     steps: list[Transition] = []
     episode = 0
     while len(steps) < transitions:
-        episode += 1  # a seed for each, whatever their lengths: one stream for the whole set
+        episode += 1  # one seed per episode, all from one stream
         first = seeds(seed, Stream.DEMONSTRATION, episode)[-1:]
         for obs, action, after, _ in host_episodes(env, act, first):
             ends = (after.terminated, after.truncated)
@@ -34,7 +34,7 @@ def demonstrate(
 
 
 def of_lanes(config: Config, lanes: Sequence[Lane], env: HostEnvs) -> list[Transition]:
-    """As many transitions of each lane's expert as replay holds, with the lane's seed."""
+    """Transitions of each lane's expert, enough to fill the replay; seeded by the lane."""
     policy = jax.jit(networks.policy)
     keys = [(str(lane.expert), lane.seed) for lane in lanes]
     data: dict[tuple[str, int], Transition] = {}

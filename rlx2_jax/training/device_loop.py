@@ -1,4 +1,4 @@
-"""The training loop of everything on the device: environments, or demonstrations in replay."""
+"""The training loop for device environments, and for replay filled with demonstrations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from rlx2_jax.training.program import Program, plain_lanes, step_lanes
 from rlx2_jax.training.snapshot import Snapshot
 from rlx2_jax.types import Array, Device, Transition
 
-_Carry = tuple[LaneState, Any]  # of lanes and of their environments
+_Carry = tuple[LaneState, Any]  # states of lanes and of their environments
 
 
 class DeviceSteps:
-    """The compiled functions of lanes with their environments, shared by all groups of a loop."""
+    """Compiled steps of lanes and their environments, shared by all groups of a loop."""
 
     def __init__(self, env: DeviceEnv):
         self._env = env
@@ -45,7 +45,7 @@ class DeviceSteps:
     def _plain(
         self, carry: _Carry, time: Array, until: Array, hyper: Hyper, config: Config, learn: bool
     ) -> tuple[LaneState, Any, Any]:
-        """Time steps after `time` up to `until`, none of them an event."""
+        """Plain time steps from `time + 1` to `until`."""
 
         def step(carry: Any, t: jax.Array, dues: segments.Dues, active: jax.Array | bool) -> Any:
             state, before, old = carry
@@ -59,7 +59,7 @@ class DeviceSteps:
     def _event(
         self, carry: _Carry, t: Array, hyper: Hyper, config: Config, learn: bool
     ) -> tuple[LaneState, Any, Any]:
-        """A time step at which masks may evolve or the buffer is checked."""
+        """One event: masks may evolve or the buffer is checked."""
         state, env_state = carry
         env_state, after = self._step_envs(env_state, state.acting.action)
         state, metrics = step_lanes(state, after, t, hyper, config, learn)
@@ -78,18 +78,19 @@ class _DeviceGroup(Group):
         self.env_state = steps.begin(self.program.put(seeds), config)
 
     def advance(self, last: int, learn: bool) -> None:
-        """All time steps up to `last`."""
-        own = (self.program.hyper, self.program.config, learn)
+        """Runs all time steps up to `last`."""
+        args = (self.program.hyper, self.program.config, learn)
         while self.time < last:
             carry, event = (self.state, self.env_state), self._next_event()
             stop = min(last, event - 1)
             if stop > self.time:
                 times = np.int32(self.time), np.int32(stop)
-                self.state, self.env_state, metrics = self._steps.plain(carry, *times, *own)
+                self.state, self.env_state, metrics = self._steps.plain(carry, *times, *args)
             else:
                 stop = event
-                found = self._steps.event(carry, np.int32(event), *own)
-                self.state, self.env_state, metrics = found
+                self.state, self.env_state, metrics = self._steps.event(
+                    carry, np.int32(event), *args
+                )
             self.metrics = metrics or self.metrics
             self.time = stop
 
@@ -113,9 +114,16 @@ class DeviceLoop(Loop):
         devices: Sequence[Device] | None = None,
         shards: int = 1,
     ):
-        """`only`: positions of lanes; blocks without any of them are left out. `data`: transitions
-        that each lane's replay begins with, `[rows, envs, ...]`. `make_evaluator`: by default, of
-        episodes in `env`. `devices`: to run on; `shards`: as of `plan.blocks`."""
+        """Creates all groups.
+
+        Args:
+          episodes: per evaluation.
+          only: positions of lanes; blocks with none of them are left out.
+          data: initial replay transitions of each lane, `[rows, envs, ...]`.
+          make_evaluator: default: episodes in `env`.
+          devices: to run on.
+          shards: as in `plan.blocks`.
+        """
         parts = chosen(plan.blocks(plan.parts(config, lanes), shards, turns=False), only)
         steps = DeviceSteps(env)
         groups = [
@@ -132,7 +140,7 @@ class DeviceLoop(Loop):
             episodes,
         )
         if make_evaluator is None:
-            self._evaluators = self._make_evaluators()  # an environment may not do: say so now
+            self._evaluators = self._make_evaluators()  # now: an environment may be unsuitable
         for part, group in zip(parts, groups):
             if data is not None:
                 group.state = group.program.fill(group.state, [data[i] for i in part.lanes])

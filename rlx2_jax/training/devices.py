@@ -1,9 +1,9 @@
-"""Lanes on several devices: which there are, and programs that are compiled once for all of them.
+"""Device selection, and programs that are compiled once for all devices.
 
-The lanes of a program are cut into blocks, and a device trains whole blocks, without communication.
-All devices run the same compiled code, so that what a block computes does not depend on how many
-devices there are, or on which of them has it. A program over all devices (`shard_map`) would be
-compiled differently from that of one, and floats would differ in their last bits.
+The lanes of a program are split into blocks. Each device trains whole blocks, without
+communication, and all devices run the same compiled code, so a block's results do not depend on the
+number of devices or on its placement. A program over all devices (`shard_map`) would compile
+differently from a single-device one, and results would differ in the last bits.
 """
 
 import functools
@@ -27,22 +27,22 @@ def choose(count: int = 0) -> tuple[Device, ...]:
     Raises:
       ValueError: there are fewer.
     """
-    found = tuple(jax.local_devices())
-    if not 0 <= count <= len(found):
+    devices = tuple(jax.local_devices())
+    if not 0 <= count <= len(devices):
         raise ValueError(
-            f"--devices={count}: this process has {len(found)} device(s) of kind "
-            f"{found[0].platform}; leave it out to use all"
+            f"--devices={count}: this process has {len(devices)} {devices[0].platform} device(s); "
+            f"omit the flag to use all"
         )
-    return found[: count or None]
+    return devices[: count or None]
 
 
 def put(tree: Any, device: Device | None) -> Any:
-    """Arrays on a device; None leaves them where they are."""
+    """Moves arrays to a device; None leaves them in place."""
     return tree if device is None else jax.device_put(tree, device)
 
 
 def device_of(tree: Any) -> Device | None:
-    """The device that `put` chose for arrays, None if it did not."""
+    """The device that arrays are committed to, None if they are not."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             return next(iter(leaf.devices())) if leaf.committed else None
@@ -50,8 +50,8 @@ def device_of(tree: Any) -> Device | None:
 
 
 class SharedJit:
-    """`jax.jit` that compiles once for all devices: where the first argument is on a device that
-    `put` chose, the function runs there."""
+    """`jax.jit` that compiles once for all devices. The function runs on the device that the first
+    argument is committed to."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SharedJit:
         static: Sequence[int] = (),
         donate: Sequence[int] = (),
     ):
-        """`static`, `donate`: positions of arguments, as of `jax.jit`."""
+        """`static`, `donate`: argument positions, as for `jax.jit`."""
         self._static = tuple(static)
         self.jitted = jax.jit(function, static_argnums=static, donate_argnums=donate)
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
@@ -75,22 +75,21 @@ class SharedJit:
         leaves, structure = jax.tree.flatten(traced)
         forms = tuple(jax.typeof(x) for x in leaves)
         key = (tuple(args[i] for i in self._static), structure, forms)
-        found = self._loaded.get((key, device)) or self._load(key, device, args)
-        return found(*traced)
+        compiled = self._loaded.get((key, device)) or self._load(key, device, args)
+        return compiled(*traced)
 
     def _load(self, key: Hashable, device: Device, args: tuple[Any, ...]) -> Any:
         with self._lock:
             if (key, device) not in self._loaded:
-                found = self._copy(key, device)
-                if found is None:
-                    found = self._compiled[key] = self.jitted.lower(*args).compile()
-                self._loaded[key, device] = found
+                compiled = self._copy(key, device)
+                if compiled is None:
+                    compiled = self._compiled[key] = self.jitted.lower(*args).compile()
+                self._loaded[key, device] = compiled
             return self._loaded[key, device]
 
     def _copy(self, key: Hashable, device: Device) -> jax.stages.Compiled | None:
-        """A copy of what was compiled for another device; None where that is not possible: what
-        comes from JAX's compilation cache (where it is in use) cannot be saved a second time, nor
-        can programs of some backends."""
+        """A copy of the program compiled for another device, or None if it cannot be copied:
+        executables from JAX's compilation cache, and those of some backends, do not serialize."""
         if key not in self._compiled or jax.config.jax_compilation_cache_dir:  # pyright: ignore
             return None
         try:
@@ -105,15 +104,15 @@ def shared_jit(**positions: Any) -> Callable[[Callable[..., Any]], SharedJit]:
 
 
 def copied(compiled: jax.stages.Compiled, device: Device) -> jax.stages.Compiled:
-    """A program for one device as one for another, without compiling it again."""
+    """Loads a compiled program on another device without recompiling it."""
     saved, arguments, results = serialize_executable.serialize(compiled)
-    found, info, no_kwargs = _Reader(io.BytesIO(saved), device).load()
+    unloaded, info, no_kwargs = _Reader(io.BytesIO(saved), device).load()
     arguments = arguments.unflatten(info)
-    return jax.stages.Compiled(found.load(), [], arguments, results, no_kwargs=no_kwargs)
+    return jax.stages.Compiled(unloaded.load(), [], arguments, results, no_kwargs=no_kwargs)
 
 
 class _Reader(serialize_executable._JaxPjrtUnpickler):
-    """Reads a program for whatever device it was compiled as one for `device`."""
+    """Unpickles a compiled program, with its device replaced by `device`."""
 
     def __init__(self, file: io.BytesIO, device: Device):
         super().__init__(file, device.client, [device])

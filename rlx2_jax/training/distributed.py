@@ -30,20 +30,20 @@ def train(
     restart: bool = False,
     **options: Any,
 ) -> dict[str, Any] | None:
-    """Trains all lanes of `run`, those of this process if there are several; returns the summary,
-    in processes other than the first None.
+    """Trains the lanes of `run` that belong to this process; returns the summary in process 0, None
+    in others.
 
     Args:
-      patience: seconds after which a silent process is lost.
-      resume, restart, options: as of `execute`.
+      patience: seconds without a heartbeat after which a process counts as lost.
+      resume, restart, options: as in `execute`.
 
     Raises:
       HostLost: another process was lost or has stopped; this one has saved.
-      others: as of `execute`.
+      others: as in `execute`.
     """
     directory = Path(directory)
     if resume and has_run(directory):
-        begun = read_run(directory, allow_imports=True).parts  # checked by whoever gave `run`
+        begun = read_run(directory, allow_imports=True).parts  # the caller has checked `run`
         run = dataclasses.replace(run, parts=begun)
     elif hosts.count > 1:
         run = parts.divided(run, hosts.count)
@@ -51,11 +51,12 @@ def train(
         return execute(run, directory, resume=resume, restart=restart, **options)
     if run.parts < 1:
         raise RunError(
-            f"{directory} holds a run that began in one process: resume it without --distributed"
+            f"{directory} holds a run that was started in one process: resume it without "
+            f"--distributed"
         )
     say = options.get("say") or (lambda line: None)
     if track := options.get("track"):
-        name = directory.resolve().name  # one group for the lanes of all parts
+        name = directory.resolve().name  # the lanes of all parts share one group
         options["track"] = dataclasses.replace(track, group=track.group or name)
     with contextlib.ExitStack() as stack:
         first, claimed = hosts.index == 0, False
@@ -69,7 +70,7 @@ def train(
                 watch.say(_CLAIMED)
             else:
                 watch.wait(lambda states: any(x in (_CLAIMED, DONE) for x in states))
-            _train_own(run, directory, hosts, watch, restart, options)
+            _train_parts(run, directory, hosts, watch, restart, options)
             watch.say(DONE)
             if not first:
                 return None
@@ -81,19 +82,19 @@ def train(
         return merged
 
 
-def _train_own(
+def _train_parts(
     run: Run, directory: Path, hosts: Hosts, watch: Watch, restart: bool, options: dict[str, Any]
 ) -> None:
-    """The parts of this process, one after the other."""
+    """Trains the parts of this process, one after the other."""
     merge = _Merging(run, directory) if hosts.index == 0 else None
     for number in range(hosts.index, run.parts, hosts.count):
-        own, folder = parts.part(run, number), parts.folder(directory, number)
+        part, folder = parts.part(run, number), parts.folder(directory, number)
         if not restart and (folder / SUMMARY).exists() and not damaged(folder):
             continue
         begun = has_run(folder)
         more = {"resume": begun, "restart": restart and begun, "home": directory}
         try:
-            execute(own, folder, **options, **more, interrupt=lambda: _check(watch, merge))
+            execute(part, folder, **options, **more, interrupt=lambda: _check(watch, merge))
         except Stopped as stopped:
             if not stopped.signal_number:
                 raise HostLost(watch.problem or str(stopped)) from None
@@ -111,7 +112,7 @@ def _check(watch: Watch, merge: "_Merging | None") -> str | None:
 
 
 class _Merging:
-    """Brings the merged logs up to date now and then, for whoever follows the run."""
+    """Updates the merged logs periodically, for users who follow the run."""
 
     def __init__(self, run: Run, directory: Path):
         self._merge: Callable[[], Any] = lambda: parts.merge(run, directory)
@@ -126,6 +127,6 @@ class _Merging:
 
 def _advice(problem: str, run: Run, directory: Path) -> str:
     return (
-        f"{problem}: this process has saved its lanes and stops. Continue on one host or several "
+        f"{problem}: this process has saved its lanes and stops. Continue on one or more hosts "
         f"(--distributed) with {resume_command(run, directory)}"
     )

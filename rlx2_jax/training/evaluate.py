@@ -1,7 +1,7 @@
 """Evaluation: noise-free episodes with the same seeds each time, one episode per environment.
 
-Besides the return, the value error Q(s, a) - G: what the critic believes of its own policy
-against the discounted return that followed, the quantity that section 4.2 is about.
+Measures returns and the value error Q(s, a) - G, the difference between the critic's estimate and
+the discounted return that followed (section 4.2).
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from rlx2_jax.types import Array
 EPISODES = 10
 SCORED = 30  # the final score is the mean of the last 30 evaluations
 DIGITS = 16  # hexadecimal digits of a digest in `evaluations.csv`
-_TAIL = 0.01  # a cut episode's steps count while γ^(steps left) is below this
-# Rewards of an odd task may be infinite or nan: so are the results, and that says it.
+_TAIL = 0.01  # steps of a truncated episode count while γ^(steps left) is below this
+# Infinite or nan rewards give infinite or nan results; NumPy's warnings would add nothing.
 _QUIET = np.errstate(invalid="ignore", over="ignore")
 
 
 class Evaluation(NamedTuple):
-    """Of each lane; K episodes."""
+    """Evaluation results of each lane over K episodes."""
 
     returns: np.ndarray  # [lanes, K]
     lengths: np.ndarray  # [lanes, K]
@@ -40,17 +40,17 @@ class Evaluation(NamedTuple):
 
 
 def seeds(seed: int, stream: Stream, count: int) -> list[int]:
-    """`count` environment seeds of a lane for one purpose, whatever its position."""
+    """`count` environment seeds of a lane for one purpose; independent of the lane's position."""
     sequence = np.random.SeedSequence([seed, int(stream)])
     return [int(x) & MAX_SEED for x in sequence.generate_state(count)]
 
 
 class Interrupted(Exception):
-    """An evaluation was given up because the run has to stop."""
+    """An evaluation was aborted because the run has to stop."""
 
 
 class HostEvaluator:
-    """Evaluates all lanes of a program side by side in host environments."""
+    """Evaluates all lanes of a program in parallel host environments."""
 
     def __init__(self, envs: HostEnvs, program: Program, episodes: int = EPISODES):
         self._envs, self._program, self._episodes = envs, program, episodes
@@ -60,11 +60,11 @@ class HostEvaluator:
         self._discount = np.array([lane.discount for lane in program.lanes])
 
     def __call__(self, state: Any, stop: Callable[[], bool] = lambda: False) -> Evaluation:
-        """One episode in every environment.
+        """Runs one episode in every environment.
 
         Raises:
-          Interrupted: `stop()` became true on the way.
-          EnvironmentFailure: an environment raised, or does not end an episode.
+          Interrupted: `stop()` became true during the evaluation.
+          EnvironmentFailure: an environment raised, or an episode does not end.
         """
         lanes, k = len(self._program.lanes), self._episodes
         rewards, values, actives = [], [], []
@@ -91,7 +91,7 @@ class HostEvaluator:
 
 
 class DeviceEvaluator:
-    """The same inside XLA: one scan over the time limit."""
+    """Evaluates all lanes of a program inside XLA, with one scan over the time limit."""
 
     def __init__(self, env: DeviceEnv, program: Program, episodes: int = EPISODES):
         if env.spec.max_episode_steps is None:
@@ -103,7 +103,7 @@ class DeviceEvaluator:
         self._run = _episodes_on_device(env, program.config, episodes)
 
     def __call__(self, state: LaneState, stop: Callable[[], bool] = lambda: False) -> Evaluation:
-        del stop  # one call for all episodes
+        del stop  # a single call runs all episodes
         reward, active, cut, q = (
             np.moveaxis(np.array(x).reshape(-1, np.shape(x)[-1]), 1, 0)
             for x in self._run(state.seed, state.agent)
@@ -117,7 +117,7 @@ class DeviceEvaluator:
 
 @functools.lru_cache(maxsize=8)
 def _episodes_on_device(env: DeviceEnv, config: Config, episodes: int) -> SharedJit:
-    """`(seeds, agents)` of stacked lanes to their episodes; one for all groups of lanes."""
+    """A function from `(seeds, agents)` of stacked lanes to episodes, shared by all groups."""
 
     def lane(seed: Array, agent: Any) -> Episode:
         actor, critic = online_networks(agent)
@@ -141,10 +141,10 @@ def summarize(
     discounts: np.ndarray,
     episodes: int,
 ) -> Evaluation:
-    """Returns and value errors of `[time, lanes * K]` records; `cut` tells truncated episodes.
+    """Returns and value errors of `[time, lanes * K]` records; `cut` marks truncated episodes.
 
-    G of a step in an episode that was cut lacks what would have followed, so such steps count
-    only while γ^(steps left) is below one per cent.
+    In a truncated episode, G lacks the rewards after the cut, so only steps whose γ^(steps left) is
+    below 1% count.
     """
     gamma = np.repeat(discounts, episodes)
     following = np.zeros_like(gamma)
@@ -160,9 +160,9 @@ def summarize(
     error = np.where(counted, values - returns, np.nan).reshape(len(rewards), -1, episodes)
     bias, spread = np.full((2, len(discounts)), np.nan)
     for lane in range(len(discounts)):
-        own = error[:, lane][~np.isnan(error[:, lane])]
-        if own.size:
-            bias[lane], spread[lane] = own.mean(), own.std()
+        errors = error[:, lane][~np.isnan(error[:, lane])]
+        if errors.size:
+            bias[lane], spread[lane] = errors.mean(), errors.std()
     return Evaluation(
         returns=rewards.sum(axis=0).reshape(-1, episodes),
         lengths=lengths.reshape(-1, episodes),
@@ -180,8 +180,8 @@ def head(lane: Lane, number: int, step: int) -> dict[str, Any]:
 def rows(
     found: Evaluation, lanes: Sequence[Lane], step: int, digests: Sequence[str], first: int = 0
 ) -> list[dict[str, Any]]:
-    """The rows of `evaluations.csv`; `digests` are of the lanes' weights, `first` is the number of
-    the first lane."""
+    """The rows of `evaluations.csv`. `digests`: of the lanes' weights; `first`: the number of the
+    first lane."""
     return [
         {
             **head(lane, first + i, step),
@@ -199,7 +199,6 @@ def rows(
 
 
 def final_score(means: Sequence[float] | np.ndarray) -> tuple[float, int]:
-    """The mean of the last 30 evaluations, and how many there were. The one at step 0 is not
-    among `means`."""
+    """The mean of the last 30 evaluations, and how many were used. `means` leaves out step 0."""
     last = means[-SCORED:]
     return (float(np.mean(last)) if len(last) else float("nan")), len(last)

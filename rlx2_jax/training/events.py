@@ -1,4 +1,4 @@
-"""TensorBoard event files: the few bytes of the format that scalars need, and no dependency.
+"""TensorBoard event files, scalars only, without a TensorFlow dependency.
 
 A file is a sequence of records `length, crc(length), data, crc(data)`; data is an `Event`
 protocol buffer with wall_time (1, double), step (2, varint), file_version (3, string) or summary
@@ -26,7 +26,7 @@ _TABLE = _crc_table()
 
 
 def _masked_crc(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as the format wants it."""
+    """CRC-32C, masked as the format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -48,7 +48,7 @@ def _message(field: int, data: bytes) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    with np.errstate(over="ignore"):  # beyond float32: infinite
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         return np.float32(value).tobytes()
 
 
@@ -59,7 +59,7 @@ def record(data: bytes) -> bytes:
 
 
 class Events:
-    """Scalars appended to one event file, each record written whole."""
+    """Appends scalars to one event file; each append is one whole record."""
 
     def __init__(self, log: Log):
         self._log = log
@@ -67,7 +67,7 @@ class Events:
             self._write(_message(3, b"brain.Event:2"))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """One event with all `values` at `step`."""
+        """Appends one event with all `values` at `step`."""
         summary = b"".join(
             _message(1, _message(1, tag.encode()) + b"\x15" + _float(value))
             for tag, value in values.items()

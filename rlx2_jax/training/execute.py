@@ -1,4 +1,4 @@
-"""Executes a run: trains its chunks of lanes one after another, with logs and checkpoints."""
+"""Executes a run: trains its chunks of lanes in sequence, with logs and checkpoints."""
 
 import contextlib
 import dataclasses
@@ -33,8 +33,8 @@ from rlx2_jax.training.run import (
 from rlx2_jax.training.tracking import Track, Tracking
 from rlx2_jax.types import Device
 
-_ATTEMPTS, _PAUSE = 3, 0.2  # to write closing files, and seconds between them
-_SHOWN = 1000  # steps between redrawings of the progress display
+_ATTEMPTS, _PAUSE = 3, 0.2  # attempts to write the final files, and seconds between them
+_SHOWN = 1000  # steps between redraws of the progress display
 
 
 class Unwritten(RunError):
@@ -57,18 +57,18 @@ def execute(
     """Trains all lanes of `run` in `directory`; returns the summary.
 
     Args:
-      resume: continue the run that the directory holds, which must have the settings of `run`.
-      restart: with `resume`, discard its checkpoints and logs and start again.
+      resume: continue the run in `directory`, which must have the settings of `run`.
+      restart: with `resume`, discard its checkpoints and logs and start over.
       say: prints a line for the user; default: above the progress display.
-      track: the trackers that it reports to; default: those that it reported to before.
+      track: the trackers to report to; default: those of the previous session.
       devices: how many devices to use, 0 for all. A run may be continued on any number.
-      interrupt: returns a reason to save and stop, if there is one.
-      home: the directory to name in advice to continue, if `run` is a part of another.
+      interrupt: returns a reason to save and stop, or None.
+      home: the directory that resume hints name, if `run` is a part of another run.
 
     Raises:
-      RunError: it cannot start, or files of the finished run could not be written.
-      Stopped: SIGINT, SIGTERM or SIGHUP came; everything is saved.
-      LaneFailure: an environment raised; saved as well.
+      RunError: the run cannot start, or files of the finished run could not be written.
+      Stopped: stopped by SIGINT, SIGTERM or SIGHUP, with everything saved.
+      LaneFailure: an environment raised, with everything saved.
     """
     directory, chosen = Path(directory), devices_.choose(devices)
     if not run.shards and len(chosen) > 1:
@@ -108,11 +108,11 @@ class _Execution:
         self.store = Checkpoints(directory / CHECKPOINTS, keep=run.keep)
         self.outbox = files.Outbox(say, check)
         self.fingerprint = fingerprint.fingerprint()
-        self.digest = run.digest  # of the settings that the run began with
+        self.digest = run.digest  # of the settings that the run started with
         self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
         self.end = lanes_.total_time(run.config)
         self.chunks = [Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
-        self.fresh: dict[str, bytes] = {}  # weights that no checkpoint has yet, by file name
+        self.fresh: dict[str, bytes] = {}  # weights not yet in any checkpoint, by file name
         self.saved_at = 0  # environment steps at the last checkpoint
         self.unsaved = False  # whether the last checkpoint failed
         self.log: logging.RunLog
@@ -137,7 +137,7 @@ class _Execution:
         return self._finish()
 
     def _restore_progress(self, saved: Saved) -> int:
-        """Restores everything but the lanes themselves; returns the chunk to continue."""
+        """Restores everything except the lanes; returns the index of the chunk to continue."""
         meta = saved.meta
         self.digest = meta["run"]
         for chunk, before in zip(self.chunks, meta["progress"]):
@@ -167,19 +167,19 @@ class _Execution:
                     ) from error
                 loop.restore(snapshots, exact=saved.meta["exact"])
                 if not (saved.meta["exact"] and loop.exact_restore):
-                    self.say("the environments cannot be restored exactly: new episodes start")
+                    self.say("the environments cannot be restored exactly: starting new episodes")
                 self.saved_at = loop.time * self.run.config.num_envs
                 self.say(f"resumed at step {self.saved_at:,}")
             else:
                 for i in range(len(chunk.lanes)):
-                    found = initial_networks(self.run.config, chunk.lanes[i], self.directory)
-                    self._keep(f"initial/lane-{chunk.first + i}.npz", found)
+                    nets = initial_networks(self.run.config, chunk.lanes[i], self.directory)
+                    self._write_weights(f"initial/lane-{chunk.first + i}.npz", nets)
             self.progress.start(loop.time * self.run.config.num_envs)
-            self._go(chunk, loop)
+            self._advance(chunk, loop)
         finally:
             loop.close()
 
-    def _go(self, chunk: Chunk, loop: Loop) -> None:
+    def _advance(self, chunk: Chunk, loop: Loop) -> None:
         """Trains from the loop's time to the end, pausing at each event."""
         run, envs = self.run, self.run.config.num_envs
         intervals = (run.eval_interval, run.metrics_interval, run.checkpoint_interval, _SHOWN)
@@ -194,10 +194,10 @@ class _Execution:
                 loop.advance(min(self.end, *((loop.time // x + 1) * x for x in every)), self.stop)
             chunk.seconds += clock.perf_counter() - start
             self.progress.update(loop.time * envs)
-        self._keep_final(loop, chunk)
+        self._write_final(loop, chunk)
 
     def _events(self, chunk: Chunk, loop: Loop, evaluate: int, report: int, save: int) -> None:
-        """What is due at this time and was not done before."""
+        """Handles reports, evaluations, checkpoints and stops due at this time."""
         t, last = loop.time, loop.time >= self.end
         if t > chunk.reported and (t % report == 0 or last):
             self._report(chunk, loop)
@@ -208,7 +208,7 @@ class _Execution:
         self.outbox.flush()
         due = t % save == 0 or last or self.unsaved or self.stop()
         if due and self._save(chunk, loop):
-            stopping = self.stop.signal is not None  # an evaluation may have been given up
+            stopping = self.stop.signal is not None  # an evaluation may have been aborted
             before = t * self.run.config.num_envs if stopping else None
             self.tracking.publish(self.log.sizes(), before)
         if self.stop():
@@ -222,42 +222,42 @@ class _Execution:
 
     @contextlib.contextmanager
     def _saving_failures(self, chunk: Chunk, loop: Loop, *, exact: bool) -> Iterator[None]:
-        """Saves before an environment's error ends the run."""
+        """Saves a checkpoint before an environment's error ends the run."""
         try:
             yield
         except LaneFailure as failure:
             self.log.flush()
             if self._save(chunk, loop, exact=exact):
-                hint = "Everything before that is saved: correct the environment and continue with"
+                hint = "Everything before that is saved: fix the environment and continue with"
             else:
-                hint = f"The last checkpoint is of step {self.saved_at:,}: continue from there with"
+                hint = f"The last checkpoint is at step {self.saved_at:,}: continue from it with"
             raise LaneFailure(f"{failure}\n{hint} {self.resume_command}") from failure
 
-    def _keep_final(self, loop: Loop, chunk: Chunk) -> None:
-        """The networks that every lane ended with."""
-        for i, found in enumerate(networks(loop)):
-            self._keep(f"final/lane-{chunk.first + i}.npz", found)
+    def _write_final(self, loop: Loop, chunk: Chunk) -> None:
+        """Writes the final networks of every lane."""
+        for i, nets in enumerate(networks(loop)):
+            self._write_weights(f"final/lane-{chunk.first + i}.npz", nets)
 
-    def _keep(self, name: str, found: dict[str, weights.Weights]) -> None:
-        self.fresh[name] = weights.to_bytes(found)
+    def _write_weights(self, name: str, nets: dict[str, weights.Weights]) -> None:
+        self.fresh[name] = weights.to_bytes(nets)
         self.outbox.write(self.directory / name, self.fresh[name])
 
     def _evaluate(self, chunk: Chunk, loop: Loop) -> None:
         start = clock.perf_counter()
         try:
-            found = loop.evaluate(self.stop)
+            evaluation = loop.evaluate(self.stop)
         except Interrupted:
-            return  # due again when the run is resumed
+            return  # repeated when the run is resumed
         digests = [weights.digest(x) for x in networks(loop)]
         if chunk.judged is not None:
             chunk.judged += clock.perf_counter() - start
-        self.reporter.evaluation(chunk, found, digests, loop.time)
+        self.reporter.evaluation(chunk, evaluation, digests, loop.time)
 
     def _report(self, chunk: Chunk, loop: Loop) -> None:
         self.reporter.metrics(chunk, loop.report(), loop.time)
 
     def _save(self, chunk: Chunk, loop: Loop, *, exact: bool = True) -> bool:
-        """A checkpoint; a failure costs this one, not the run and not the last good one."""
+        """Saves a checkpoint. A failure affects neither the run nor the previous checkpoint."""
         snapshots = loop.snapshots()
         step = loop.time * self.run.config.num_envs
         position = chunk.index * (self.end + 1) + max(s.time for s in snapshots)
@@ -270,7 +270,7 @@ class _Execution:
             "machines": self.machines,
         }
         for path in (self.directory / CONFIG, self.directory / CHECKPOINTS / CONFIG):
-            if not path.exists():  # deleted by somebody
+            if not path.exists():  # deleted during the run
                 self.outbox.write(path, files.to_json(self.run.to_json()).encode())
         try:
             self.check()
@@ -280,7 +280,7 @@ class _Execution:
             if not self.unsaved:
                 self.say(
                     f"warning: the checkpoint at step {step:,} failed ({files.first_line(error)}); "
-                    f"the last good one, of step {self.saved_at:,}, is kept, training continues"
+                    f"the last good one, at step {self.saved_at:,}, is kept and training continues"
                 )
             self.unsaved = True
             return False
@@ -291,10 +291,10 @@ class _Execution:
         return True
 
     def _finish(self) -> dict[str, Any]:
-        """Writes the closing files, the summary last: its presence marks a complete run."""
+        """Writes the final files, the summary last: its presence marks a complete run."""
         results = [result for chunk in self.chunks for result in chunk.results()]
         judged = [chunk.judged for chunk in self.chunks if chunk.judged is not None]
-        found = summary.summarize(
+        contents = summary.summarize(
             self.run,
             results,
             training_seconds=sum(chunk.seconds for chunk in self.chunks),
@@ -302,8 +302,8 @@ class _Execution:
             machines=self.machines,
         )
         self.outbox.write(self.directory / CURVES, summary.plot(self.run, results))
-        text = files.to_json(found).encode()
-        for attempt in range(_ATTEMPTS):  # nothing follows that would try again
+        text = files.to_json(contents).encode()
+        for attempt in range(_ATTEMPTS):  # the last chance to write them in this session
             clock.sleep(_PAUSE * bool(attempt))
             if self.log.flush() and self.outbox.flush():
                 self.outbox.write(self.directory / SUMMARY, text)
@@ -317,5 +317,5 @@ class _Execution:
                 f"training has ended, but {', '.join(names)} could not be written: free some "
                 f"space, then {self.resume_command} {again or 'writes'} them"
             )
-        self.tracking.summary = found
-        return found
+        self.tracking.summary = contents
+        return contents

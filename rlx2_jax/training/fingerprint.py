@@ -1,4 +1,4 @@
-"""What else a run's numbers depend on: versions, kernels, flags and the processor."""
+"""Everything besides settings that a run's numbers depend on: versions, kernels, flags, CPU."""
 
 import contextlib
 import importlib.metadata as metadata
@@ -14,12 +14,12 @@ from rlx2_jax._version import __version__
 from rlx2_jax.kernels import native
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco", "orbax-checkpoint")
-_NO_EFFECT = ("python", "orbax-checkpoint", "flax")  # on the results of a resumed run
-_VECTOR = ("avx", "fma", "f16c", "amx", "asimd", "neon", "sve")  # beginnings of flags
+_NO_EFFECT = ("python", "orbax-checkpoint", "flax")  # cannot change a resumed run's results
+_VECTOR = ("avx", "fma", "f16c", "amx", "asimd", "neon", "sve")  # prefixes of CPU flags
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of Python and of what a run uses."""
+    """Versions of this package, Python and the packages that a run uses."""
     by_name = {"rlx2_jax": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree, where it is one."""
+    """The commit of the source tree, or None outside of a git checkout."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"],
@@ -49,7 +49,7 @@ def processor() -> str:
 
 
 def instructions() -> str:
-    """The CPU's vector instructions: which of them there are decides how sums are rounded."""
+    """The CPU's vector instruction sets, which determine how sums are rounded."""
     features: set[str] = set()
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         line = next(x for x in file if x.startswith(("flags", "Features")))
@@ -61,15 +61,15 @@ def device() -> str:
     """The kind of device that JAX computes on.
 
     Raises:
-      ValueError: there is none, because of JAX_PLATFORMS for instance.
+      ValueError: there is none, for instance because of JAX_PLATFORMS.
     """
     try:
         return jax.default_backend()
-    except Exception as error:  # RuntimeError, or AssertionError by some versions
-        asked = os.environ.get("JAX_PLATFORMS", "")
+    except Exception as error:  # RuntimeError, or AssertionError in some versions
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         raise ValueError(
             f"JAX finds no device ({files.first_line(error)}): JAX_PLATFORMS is "
-            f"{asked or 'unset'}, use JAX_PLATFORMS=cpu, or install JAX for the device"
+            f"{platforms or 'unset'}; set JAX_PLATFORMS=cpu, or install JAX for this device"
         ) from error
 
 
@@ -91,8 +91,8 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(saved: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What changed since a checkpoint was written and may change numbers, a line each. Things that
-    an older checkpoint did not note are left out."""
+    """One line for each change since a checkpoint that may affect results. Ignores entries that an
+    older checkpoint did not record."""
     return [
         f"{name} was {saved.get(name) or 'unset'} and is {now.get(name) or 'unset'}"
         for name in sorted(saved)

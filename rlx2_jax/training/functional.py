@@ -3,9 +3,9 @@
     train = make_train(env, config)
     result = jax.jit(jax.vmap(train))(jax.random.split(key, 64))
 
-All of Algorithm 4 or 5 (warm-up, acting, replay, buffer trimming, updates, mask evolution,
-evaluation) happens inside `train`, so it can be jitted, vmapped over seeds and hyper-parameters,
-sharded, and called from other JAX code.
+`train` contains all of Algorithm 4 or 5 (warm-up, acting, replay, buffer trimming, updates, mask
+evolution, evaluation), so it can be jitted, vmapped over seeds and hyper-parameters, sharded, and
+called from other JAX code.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ from rlx2_jax.types import Array
 
 
 class TrainResult(NamedTuple):
-    """What `train(key)` returns.
+    """The result of `train(key)`.
 
     Attributes:
       agent: the final networks (`td3.State` or `sac.State`).
       metrics: arrays over evaluations: `step` (environment steps so far), `return` and `length`
-        (means over the evaluation episodes), `buffer_length`, and what the last update before
-        the evaluation reported (losses, Q).
+        (means over the evaluation episodes), `buffer_length`, and the metrics of the last update
+        before the evaluation (losses, Q).
     """
 
     agent: Any
@@ -43,7 +43,7 @@ class TrainResult(NamedTuple):
 
 
 def make_config(env: Environment | DeviceEnv, algo: str = "td3", **fields: Any) -> Config:
-    """A `Config` with the sizes of an environment.
+    """A `Config` with an environment's observation and action sizes.
 
     >>> import rlx2_jax as rlx2
     >>> from rlx2_jax.envs import make_device
@@ -68,14 +68,14 @@ def make_train(
     Args:
       env: a task with `reset` and `step` (see `Environment`), or one from `envs.make_device`.
       config: sizes, budget and static choices (`make_config`).
-      lane: the method, sparsities and hyper-parameters; its seed is not used.
+      lane: the method, sparsities and hyper-parameters; its seed is ignored.
       evaluations: how many, evenly spaced over the updates; 0 for none.
-      episodes: noise-free episodes of an evaluation; they need a time limit.
+      episodes: noise-free episodes per evaluation; they need a time limit.
 
     Returns:
-      `train(key, hyper, agent)`, where `hyper` (`config.hyper(config, lane)`, optional) are the
-      traced hyper-parameters, so that lanes of a `vmap` can differ in them as well, and `agent`
-      (optional) are networks to begin with (`td3.init`), which may differ in their sparsity.
+      `train(key, hyper, agent)`. `hyper` (`config.hyper(config, lane)`, optional) are traced
+      hyper-parameters, so that the lanes of a `vmap` can differ in them. `agent` (optional) are the
+      initial networks (`td3.init`), which may differ in sparsity.
 
     >>> import jax
     >>> import rlx2_jax as rlx2
@@ -99,9 +99,9 @@ def make_train(
         raise ValueError("evaluation needs a time limit: set max_episode_steps, or evaluations=0")
     config = configs.with_topology(config, lane)
     lane = configs.resolve(config, lane)
-    own = configs.hyper(config, lane)
+    default_hyper = configs.hyper(config, lane)
     warm, end = lanes_.warmup_time(config), lanes_.total_time(config)
-    # Replay arrays need no more rows than there are steps; B_max and B_min stay as they are.
+    # Replay arrays need no more rows than there are steps; B_max and B_min are unchanged.
     rows = max(end, config.n_max) * config.num_envs
     config = dataclasses.replace(config, capacity=min(config.capacity, rows))
     interval = (end - warm) // max(evaluations, 1)
@@ -111,7 +111,7 @@ def make_train(
         )
 
     def train(key: Array, hyper: Hyper | None = None, agent: Any = None) -> TrainResult:
-        hyper = own if hyper is None else hyper
+        hyper = default_hyper if hyper is None else hyper
         seed = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         index = jnp.arange(config.num_envs)
         keys = jax.vmap(lambda i: stream_key(seed, Stream.ENVIRONMENT, i))(index)
@@ -173,14 +173,14 @@ def _advance(
 
 
 def _evaluate(env: DeviceEnv, config: Config, state: LaneState, episodes: int) -> dict[str, Array]:
-    """Mean return and length of noise-free episodes, the same first states each time."""
+    """Mean return and length of noise-free episodes, with the same initial states each time."""
     actor = networks.online(state.agent.actor)
     policy = ALGORITHMS[config.algo].mean_action
 
     def episode(i: Array) -> tuple[Array, Array]:
         key = stream_key(state.seed, Stream.EVALUATION, i)
-        found = device_episode(env, lambda obs: (policy(actor, obs), None), key)
-        return found.reward.sum(), found.active.sum()
+        record = device_episode(env, lambda obs: (policy(actor, obs), None), key)
+        return record.reward.sum(), record.active.sum()
 
     returns, lengths = jax.vmap(episode)(jnp.arange(episodes))
     return {"return": returns.mean(), "length": lengths.mean()}

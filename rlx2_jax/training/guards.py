@@ -17,26 +17,26 @@ LOCK = "run.lock"
 
 
 def check_name(directory: Path) -> None:
-    """Refuses a path that Orbax cannot write to."""
+    """Rejects paths that Orbax cannot write to."""
     try:
         str(directory.absolute()).encode()
     except UnicodeEncodeError as error:
         raise RunError(
-            f"{directory}: checkpoints need a path in UTF-8, choose another --logdir"
+            f"{directory}: checkpoints need a valid UTF-8 path, choose another --logdir"
         ) from error
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[Callable[[], None]]:
-    """Locks the run directory; a second process is refused.
+    """Locks the run directory; raises RunError if another process holds it.
 
-    Yields a function that raises an OSError if `directory` is no longer the locked directory: it
-    was moved or deleted, and another run may be in its place.
+    Yields a function that raises an OSError if `directory` is no longer the locked directory, since
+    it may have been moved or deleted and replaced by another run.
     """
     check_name(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Neither through a link, nor waiting for the other end of a pipe.
+        # Do not follow a symlink, and do not block on a FIFO.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(directory / LOCK, flags, 0o666)
     except OSError as error:
@@ -71,17 +71,18 @@ def _unmoved(directory: Path) -> Callable[[], None]:
     return check
 
 
-_TOGETHER = (signal.SIGHUP, signal.SIGUSR2)  # come with other signals
+_WITH_OTHERS = (signal.SIGHUP, signal.SIGUSR2)  # often arrive together with other signals
 
 
 class Stopper:
-    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the current step; a second
-    signal ends the process at once, unless one of them is SIGHUP: when a session ends, several come
-    together. SIGHUP stays ignored where it is (`nohup`). SIGUSR2 counts where something listens to
-    it: a scheduler's job, which is to be requeued. Gets no signals outside the main thread, which
-    alone has them.
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the current step.
 
-    Another such request is `interrupt`, which returns the reason where there is one.
+    A second signal exits at once, unless one of the two is SIGHUP or SIGUSR2, because several
+    signals arrive together when a session ends. SIGHUP stays ignored under `nohup`. SIGUSR2 is
+    handled only if a handler is installed (scheduler jobs that requeue). Receives no signals
+    outside the main thread.
+
+    `interrupt` also requests a stop, by returning a reason instead of None.
     """
 
     def __init__(self, interrupt: Callable[[], str | None] = lambda: None) -> None:
@@ -103,8 +104,8 @@ class Stopper:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
-        if self.signal is not None and not {self.signal, number} & {*_TOGETHER}:
-            # Nothing is left half written: files are renamed into place or cut back on resume.
+        if self.signal is not None and not {self.signal, number} & {*_WITH_OTHERS}:
+            # Safe: files are renamed into place, and logs are truncated on resume.
             with contextlib.suppress(OSError):
                 os.write(
                     2, b"\nstopped immediately: rlx2 resume continues from the last checkpoint\n"
@@ -118,7 +119,7 @@ class Stopper:
 
     @property
     def reason(self) -> tuple[str, int]:
-        """Why to stop, and the number of the signal, 0 if there was none."""
+        """The reason to stop, and the signal number or 0."""
         if self.signal is not None:
             return f"by {signal.Signals(self.signal).name}", self.signal
         reason = self._interrupt()
@@ -126,7 +127,7 @@ class Stopper:
 
 
 class Stopped(Exception):
-    """The run was stopped by a signal (or an interruption: number 0), after saving everything."""
+    """The run was stopped by a signal (number 0: by `interrupt`) after saving everything."""
 
     def __init__(self, message: str, signal_number: int):
         self.signal_number = signal_number

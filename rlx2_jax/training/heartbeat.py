@@ -1,8 +1,8 @@
-"""`status.json`: whether a run is alive, and how far it is.
+"""`status.json`: whether a run is alive, and its progress.
 
-A running process rewrites it every few seconds, so `rlx2 status` and report pages can tell a run
-that is training from one that was killed, on this machine or on another one that shares the disk.
-Nothing is restored from this file.
+A running process rewrites it every few seconds, so `rlx2 status` and report pages can distinguish a
+training run from a killed one, also from another machine that shares the disk. Resuming does not
+read this file.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from rlx2_jax.files import Check, Warn
 NAME = "status.json"
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
 _INTERVAL = 5.0  # seconds
-_ATTEMPTS, _PAUSE = 3, 0.2  # to write the last one
+_ATTEMPTS, _PAUSE = 3, 0.2  # attempts to write the final status, and seconds between them
 
 
 class Heartbeat:
-    """A context manager around the training of a run; `at` tells it the step.
+    """A context manager around the training of a run; call `at` with the current step.
 
-    Its end is `finished`, `interrupted` for an exception of `stops`, and `failed` for any other.
+    The final state is `finished`, `interrupted` after an exception of type `stops`, or `failed`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Heartbeat:
                     self._warn(f"warning: {NAME} not written ({files.first_line(problem)})")
 
     def at(self, step: int) -> None:
-        """Training is at this step."""
+        """Records the current step."""
         self._step = step
         self._first = self._first or (step, time.monotonic())
 
@@ -76,13 +76,13 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            with contextlib.suppress(OSError):  # a full disk: the next one may be written
+            with contextlib.suppress(OSError):  # a full disk, for instance: try again later
                 self._write(RUNNING)
             if self._over.wait(_INTERVAL):
                 return
 
 
 def record(directory: Path, state: str, **more: Any) -> None:
-    """Writes the status of a run, whole: readers see the old one or the new one."""
+    """Writes the status of a run atomically: readers see either the old or the new one."""
     about = {"state": state, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
     files.write_bytes(directory / NAME, json.dumps({**about, **more}).encode())

@@ -1,8 +1,7 @@
-"""Host environments as a callback that a compiled program calls, one time step per call.
+"""Steps host environments from inside a compiled program, one time step per callback.
 
-The callback is an object. Its address goes into the program as an argument, so there is no registry
-of callbacks, and equal programs share one compilation. Needs the kernel library, and a CPU as
-device.
+The address of the callback object is a program argument, so no registry is needed and equal
+programs share one compilation. Requires the kernel library and a CPU device.
 """
 
 import ctypes
@@ -19,17 +18,17 @@ from rlx2_jax.envs import HostEnvs
 from rlx2_jax.kernels import native
 from rlx2_jax.types import Array, TimeStep
 
-# What a call returns:
+# Status codes of a call:
 CONTINUE = 0  # a step was taken: learn from it and continue
 STOP = 1  # a step was taken: learn from it and leave the loop
-SKIPPED = 2  # no step was due: nothing may change, continue
-ENV_ERROR = 3  # an environment raised: nothing may change, leave the loop
+SKIPPED = 2  # no step was due: change nothing and continue
+ENV_ERROR = 3  # an environment raised: change nothing and leave the loop
 
 _Call = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class _Callback(ctypes.Structure):
-    """As `HostCallback` in kernels/host_ffi.h."""
+    """Must match `HostCallback` in kernels/host_ffi.h."""
 
     _fields_ = (
         ("call", _Call),
@@ -41,13 +40,13 @@ class _Callback(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether programs can call the host here."""
+    """Whether compiled programs can call the host on this machine."""
     return native.execution() == "native" and jax.default_backend() == "cpu"
 
 
 def call(handle: Array, action: Array, obs_dim: int) -> tuple[TimeStep[Array], Array]:
-    """Calls the host inside a program: the time step that follows `action: [lanes, envs, act]`, and
-    the status. `handle` is that of a `HostCallback`."""
+    """Calls the host from inside a program; returns the time step that follows
+    `action: [lanes, envs, act]` and the status. `handle` is that of a `HostCallback`."""
     shape = (*action.shape[:-1], 2 * obs_dim + 3)
     types = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
     output, status = jax.ffi.ffi_call("rlx2_host", types, has_side_effect=True)(handle, action)
@@ -55,7 +54,7 @@ def call(handle: Array, action: Array, obs_dim: int) -> tuple[TimeStep[Array], A
 
 
 def _time_step(output: Any) -> TimeStep[Any]:
-    """The fields of `output: [lanes, envs, 2 obs + 3]`."""
+    """Splits `output: [lanes, envs, 2 obs + 3]` into its fields."""
     obs_dim = (output.shape[-1] - 3) // 2
     next_obs, obs, rest = (
         output[..., :obs_dim],
@@ -66,18 +65,18 @@ def _time_step(output: Any) -> TimeStep[Any]:
 
 
 class HostCallback:
-    """The environments of one group of lanes.
+    """The environments of one group of lanes, callable from a compiled program.
 
     Attributes:
-      handle: u32[2], what a program needs to call it.
-      time: of the last step that the environments took.
-      seconds: spent in them since `begin`.
-      failure: what one of them raised since then.
+      handle: u32[2], the address to pass to `call`.
+      time: time of the last environment step.
+      seconds: time spent in environments since `begin`.
+      failure: the exception that an environment has raised since `begin`, or None.
     """
 
     def __init__(self, envs: HostEnvs, action: Array, ends: Callable[[int], bool]):
-        """`action`: the lanes' first ones, [lanes, envs, act]; `ends(time)`: whether a step that
-        was taken is the last for now."""
+        """`action`: an example, [lanes, envs, act]; `ends(time)`: whether the loop must stop after
+        the step at `time`."""
         spec = envs.spec
         self._envs, self._ends = envs, ends
         self._action = np.zeros((envs.num_envs, spec.action_dim), action.dtype)
@@ -94,17 +93,18 @@ class HostCallback:
         self.handle = np.array([address & 0xFFFFFFFF, address >> 32], np.uint32)
 
     def begin(self, time: int) -> None:
-        """The steps after `time` are about to be asked for."""
+        """Prepares for the steps after `time`."""
         self.time, self.seconds, self.failure = time, 0.0, None
         self.expect(time, time)
 
     def expect(self, first: int, until: int) -> None:
-        """A program is about to ask for steps `first`, `first + 1`, ...; those that were taken
-        before, and those after `until` or after the last one for now, are skipped."""
+        """Prepares for a program that requests steps `first`, `first + 1`, ...
+
+        Skips steps that were already taken, steps after `until`, and steps after `ends`."""
         self._asked, self._until, self._ended = first - 1, until, False
 
     def take(self, action: Array) -> TimeStep[Any] | None:
-        """One step of the environments outside of a loop; None if one of them raised."""
+        """Steps the environments once outside of a loop; None if one of them raised."""
         self._action[:] = np.asarray(action).reshape(self._action.shape)
         self.expect(self.time + 1, self.time + 1)
         if self._step() == ENV_ERROR:
@@ -112,7 +112,7 @@ class HostCallback:
         return _time_step(self._output.copy().reshape(*action.shape[:-1], -1))
 
     def close(self) -> None:
-        """From now on, a program that is given the handle raises."""
+        """Invalidates the handle: programs that use it from now on raise."""
         self.handle = np.zeros(2, np.uint32)
 
     def _step(self) -> int:
@@ -128,6 +128,6 @@ class HostCallback:
             self.time += 1
             self._ended = self._ends(self.time)
             return STOP if self._ended else CONTINUE
-        except BaseException as error:  # whatever it is, the loop must end
+        except BaseException as error:  # exceptions cannot propagate through compiled code
             self.failure, self._ended = error, True
             return ENV_ERROR

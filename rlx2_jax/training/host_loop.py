@@ -25,12 +25,12 @@ from rlx2_jax.types import Device
 
 class HostLoop(Loop):
     """Environments on the host, groups of lanes in parallel: while the device updates one
-    group, the host steps the environments of another. If all lanes share one program they are cut
-    into halves if possible, otherwise each program is a group; on several devices, each block of
-    it (`plan.blocks`).
+    group, the host steps the environments of another. If all lanes share one program, they are
+    split into halves if possible; otherwise each program is a group. On several devices, each block
+    (`plan.blocks`) is a group.
 
-    Where programs can call the host (`host_callback`), each group runs in a loop on the device;
-    elsewhere every step is dispatched by itself, groups in turn.
+    If programs can call the host (`host_callback`), each group runs in a loop on the device.
+    Otherwise every step is dispatched individually, group by group.
 
     Attributes:
       seconds: time spent in environments, for benchmarks.
@@ -50,10 +50,17 @@ class HostLoop(Loop):
         devices: Sequence[Device] | None = None,
         shards: int = 1,
     ):
-        """`callbacks`: whether programs call the host; None: if they can. `only`: positions of
-        lanes; groups without any of them are left out, the others are as with all lanes.
-        `limited`: False where the environment had no time limit when the run began. `devices`: to
-        run on; `shards`: as of `plan.blocks`."""
+        """Creates all groups and resets their environments.
+
+        Args:
+          episodes: per evaluation.
+          pipeline: run groups in parallel.
+          callbacks: whether programs call the host; None: if they can.
+          only: positions of lanes; groups with none of them are left out, others are unaffected.
+          limited: False if the environment had no time limit when the run began.
+          devices: to run on.
+          shards: as in `plan.blocks`.
+        """
         parts = chosen(plan.blocks(plan.parts(config, lanes), shards, turns=True), only)
         groups = [
             Group(part.config, [lanes[i] for i in part.lanes], device)
@@ -97,10 +104,10 @@ class HostLoop(Loop):
             self.seconds += self._runner.seconds
 
     def _advance_in_turn(self, until: int, stop: Stop) -> None:
-        """A call for each step of each group."""
+        """Dispatches each step of each group individually."""
         for t in range(self.time + 1, until + 1):
             for group, envs in zip(self._groups, self._envs):
-                if group.time < t:  # one half may be ahead where the other's environment failed
+                if group.time < t:  # one half may be ahead if an environment of the other failed
                     self._step(group, envs, t)
             self.time = t
             if stop():
@@ -128,7 +135,7 @@ class HostLoop(Loop):
         return [Snapshot(g.time, g.state, e.state()) for g, e in zip(self._groups, self._envs)]
 
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
-        """Continues from `snapshots`; where environments cannot, with new episodes."""
+        """Continues from `snapshots`, with new episodes if environments cannot be restored."""
         for group, envs, saved in zip(self._groups, self._envs, snapshots):
             try:
                 obs = envs.restore(saved.env)
@@ -154,7 +161,7 @@ class HostLoop(Loop):
 
 
 def _restart(group: Group, obs: np.ndarray) -> LaneState:
-    """The lanes' states with new episodes begun at `obs`, the old ones cut off."""
+    """The lanes' states with the old episodes cut and new ones started at `obs`."""
     config, t = group.program.config, group.time + 1
 
     def one(state: LaneState, obs: jax.Array, hyper: Any) -> LaneState:

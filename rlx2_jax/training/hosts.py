@@ -1,9 +1,9 @@
-"""The processes of a run on several hosts: how they meet, and how they notice that one is lost.
+"""Multi-host runs: process discovery, and detection of lost processes.
 
-They meet through `jax.distributed` and leave it at once. Lanes need no communication, so each
-process trains its own on its own devices; and a process that is still connected would be killed by
-JAX when another one is lost, before it has saved. From then on each shows that it lives in a small
-file of the run directory, which all of them share.
+Processes find each other through `jax.distributed` and disconnect immediately. Lanes need no
+communication, so each process trains its lanes on its local devices, and JAX would kill a connected
+process, before it can save, when another one is lost. Afterwards each process writes a heartbeat
+file to the shared run directory.
 """
 
 import contextlib
@@ -19,24 +19,22 @@ import jax
 from jax._src import distributed  # the key-value store has no public name
 
 FOLDER = "hosts"
-PATIENCE = 60.0  # seconds without a sign of life after which a process is lost
-_RECORD = (
-    512  # bytes of a sign of life, always as many: overwritten in place on a full disk as well
-)
+PATIENCE = 60.0  # seconds without a heartbeat after which a process counts as lost
+_RECORD = 512  # bytes of a heartbeat; a fixed size can be overwritten in place on a full disk
 TRAINING, DONE, STOPPED = "training", "done", "stopped"
 
 
 class HostLost(Exception):
-    """Another process of the run is lost or has stopped; what this one trains is saved."""
+    """Another process of the run is lost or has stopped; this one has saved its lanes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """This process among those of a run."""
+    """The place of this process among those of a run."""
 
     index: int = 0
     count: int = 1
-    session: str = ""  # the same in all processes of one start
+    session: str = ""  # shared by all processes that started together
 
 
 def meet(
@@ -49,7 +47,7 @@ def meet(
 ) -> tuple[Hosts, str]:
     """Waits for the other processes; returns this one's place and the run directory of process 0.
 
-    What is not given is detected: from SLURM, Open MPI, Kubernetes or a TPU pod's metadata.
+    Arguments that are not given are detected from SLURM, Open MPI, Kubernetes or TPU pod metadata.
 
     Raises:
       ValueError: nothing was detected, or the arguments contradict each other.
@@ -66,18 +64,18 @@ def meet(
     index, count = state.process_id, int(state.num_processes or 1)
     if index == 0:
         state.client.key_value_set("rlx2/session", f"{uuid.uuid4().hex} {logdir or ''}")
-    found = state.client.blocking_key_value_get("rlx2/session", 1000 * seconds)
-    jax.distributed.shutdown()  # waits for all
-    state.process_id, state.num_processes = 0, 1  # what JAX's backends and Orbax go by from here
-    session, _, agreed = found.partition(" ")
+    message = state.client.blocking_key_value_get("rlx2/session", 1000 * seconds)
+    jax.distributed.shutdown()  # waits for all processes
+    state.process_id, state.num_processes = 0, 1  # JAX's backends and Orbax read these
+    session, _, agreed = message.partition(" ")
     return Hosts(index, count, session), agreed
 
 
 class Watch:
-    """Shows that this process lives, and looks for the others, in a thread of its own.
+    """Writes this process's heartbeat and monitors the others, in a background thread.
 
     Attributes:
-      problem: which process was lost or has stopped, None if none did.
+      problem: describes the process that was lost or has stopped, if any.
     """
 
     def __init__(self, directory: Path, hosts: Hosts, patience: float = PATIENCE):
@@ -106,13 +104,13 @@ class Watch:
         return self.problem
 
     def say(self, state: str, about: str = "") -> None:
-        """Tells the others what this process does."""
+        """Publishes the state of this process."""
         self._state = f"{state} {' '.join(about.split())}".strip()
         if self._seen:
             self._show()
 
     def wait(self, ready: Callable[[list[str]], bool]) -> None:
-        """Until `ready` of the others' states.
+        """Blocks until `ready(states)` of the other processes' states.
 
         Raises:
           HostLost: one of them was lost or has stopped.
@@ -162,7 +160,7 @@ class Watch:
             return None
         if not state:
             return (
-                f"{name} did not show up in {self._folder} within {self._patience:.0f} s: the run "
+                f"{name} did not appear in {self._folder} within {self._patience:.0f} s: the run "
                 f"directory must be on a file system that all processes share"
             )
-        return f"{name} was lost (no sign of life for {self._patience:.0f} s)"
+        return f"{name} was lost (no heartbeat for {self._patience:.0f} s)"

@@ -1,9 +1,9 @@
-"""One lane: an agent, its replay buffer and its counters, and what one time step does to them.
+"""One lane: an agent with its replay buffer and counters, and one time step of it.
 
     act → environment → add → [every Δ_b] policy distance, trim → sample → update → act
 
-Pure functions of one lane, to be `vmap`ped over lanes by the caller with the time `t` unbatched.
-All randomness derives from (seed, stream, time), so a lane does not depend on its neighbours.
+Pure functions of one lane; callers `vmap` them over lanes, with the time `t` unbatched. All
+randomness derives from (seed, stream, time), so a lane does not depend on its neighbours.
 """
 
 import enum
@@ -26,7 +26,7 @@ from rlx2_jax.types import Array, Network, TimeStep, Transition
 
 
 class Stream(enum.IntEnum):
-    """What a random number is for."""
+    """Independent random streams."""
 
     INIT = 0
     WARMUP = 1
@@ -39,8 +39,8 @@ class Stream(enum.IntEnum):
 
 
 def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
-    """The key of one (seed, stream, time); a seed is a whole number, or raw key data u32[2]."""
-    # The same numbers either way: what is drawn once need not be fast, but quick to compile.
+    """The key of one (seed, stream, time); a seed is an integer or raw key data u32[2]."""
+    # Both implementations draw the same numbers. INIT runs once: prefer a short compilation.
     impl = None if stream == Stream.INIT else THREEFRY
     if jnp.ndim(seed):
         key = jax.random.wrap_key_data(jnp.asarray(seed), impl=impl)
@@ -50,13 +50,12 @@ def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
 
 
 class Acting(NamedTuple):
-    """The action that the environments are about to take; with the `TimeStep` that follows, it
-    becomes a `Transition`.
+    """The pending action; together with the `TimeStep` that follows it becomes a `Transition`.
 
     Attributes:
-      obs: what it was chosen for: f32[envs, obs].
+      obs: the observation it was chosen for: f32[envs, obs].
       action: in [-1, 1]: [envs, act].
-      mean: the policy's noise-free action; in warm-up, the random one: [envs, act].
+      mean: the policy's noise-free action, or the random action in warm-up: [envs, act].
     """
 
     obs: Array
@@ -65,12 +64,12 @@ class Acting(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counters that a run reports.
+    """Reported counters.
 
     Attributes:
-      alive: False once a gradient was not finite; the agent is then frozen: bool[].
+      alive: False once a gradient was not finite, which freezes the agent: bool[].
       distance: D(B, φ) at the last check: f32[].
-      trims: checks that forgot something: i32[].
+      trims: checks that shortened the buffer: i32[].
       evolutions: per network, mask updates that were due: i32[].
       ever: per network and weight matrix, a bit for each link ever live: u8[bytes].
     """
@@ -83,13 +82,13 @@ class Stats(NamedTuple):
 
 
 class LaneState(NamedTuple):
-    """Everything that a lane carries from step to step.
+    """The complete state of a lane.
 
     Attributes:
-      seed: a whole number i32[], or raw key data u32[2].
+      seed: an integer i32[], or raw key data u32[2].
       agent: the algorithm's state, for instance `td3.State`.
       replay: the buffer.
-      acting: the action that the environments are about to take.
+      acting: the pending action.
       stats: counters.
       expert: critic parameters of a trained expert (RigL+Q*), or None.
     """
@@ -114,7 +113,7 @@ def init(config: Config, lane: Lane, obs: Array, *, horizon: int | None = None) 
 
 
 def init_agent(config: Config, lane: Lane, seed: Array) -> Any:
-    """The agent of a lane; `seed` may be traced, and then the lane's own is not looked at."""
+    """The agent of a lane, initialized from `seed` (may be traced) instead of `lane.seed`."""
     return ALGORITHMS[config.algo].init(stream_key(seed, Stream.INIT, 0), config, lane)
 
 
@@ -150,16 +149,16 @@ def start(
 def step(
     state: LaneState, after: TimeStep[Array], t: Array, config: Config, hyper: Hyper, *, learn: bool
 ) -> tuple[LaneState, dict[str, Array]]:
-    """One time step: store what happened at time `t` (from 1), trim, learn, act for `t + 1`.
+    """One time step: store the transition of time `t` (from 1), trim, learn, act for `t + 1`.
 
-    Right at every `t`: branches decide what is due. Loops use it for events only, and
+    Correct at every `t`, since it branches on what is due. Loops use it only for events, and
     `plain_step` in between.
 
     Args:
       after: what the environments returned for the pending action, `[envs, ...]`.
-      t: time steps so far, this one included; `config.num_envs` environment steps each. Not
+      t: time steps so far including this one, each of `config.num_envs` environment steps. Not
         batched over lanes.
-      learn: static; False in warm-up, that is while `t <= warmup_time(config)`.
+      learn: static; False in warm-up (`t <= warmup_time(config)`).
     """
     replay, stats = state.replay, state.stats
     if not offline(config):
@@ -186,13 +185,13 @@ def plain_step(
     dues: tuple[Due, ...],
     active: Array | bool = True,
 ) -> tuple[LaneState, dict[str, Array]]:
-    """A time step at which no mask evolves and the buffer is not checked, without branches: what
-    `step` does at all other times than `segments.next_event`.
+    """`step` without branches, for times that are not events (see `segments.next_event`): no mask
+    evolves and the buffer is not checked.
 
     Args:
-      dues: static; the updates of this time step, repeated up to `config.updates_per_step`. None
+      dues: static; the updates of this time step, repeated up to `config.updates_per_step`. Empty
         in warm-up.
-      active: False changes nothing.
+      active: if False, nothing changes.
     """
     replay = state.replay
     if not offline(config):
@@ -212,24 +211,24 @@ def plain_step(
 
 
 def act(state: LaneState, obs: Array, t: Array, config: Config, hyper: Hyper) -> Acting:
-    """The actions of time `t`: uniform at random in warm-up, then the exploring policy's."""
+    """The actions at time `t`: uniformly random in warm-up, then from the exploration policy."""
     key = stream_key(state.seed, Stream.ACT, t)
     action, mean = ALGORITHMS[config.algo].act(state.agent, obs, key, config, hyper)
-    chance = random_action(state.seed, t, config)
+    uniform = random_action(state.seed, t, config)
     warm = t <= warmup_time(config)
     return Acting(
-        obs.astype(jnp.float32), jnp.where(warm, chance, action), jnp.where(warm, chance, mean)
+        obs.astype(jnp.float32), jnp.where(warm, uniform, action), jnp.where(warm, uniform, mean)
     )
 
 
 def random_action(seed: Array, t: Array | int, config: Config) -> Array:
-    """Warm-up's action, uniform in [-1, 1]: `[envs, act]`."""
+    """Warm-up actions, uniform in [-1, 1]: `[envs, act]`."""
     key = stream_key(seed, Stream.WARMUP, t)
     return jax.random.uniform(key, (config.num_envs, config.action_dim), minval=-1.0, maxval=1.0)
 
 
 def offline(config: Config) -> bool:
-    """Whether lanes learn from what their replay began with, without environment steps."""
+    """Whether lanes learn only from their initial replay, without environment steps."""
     return ALGORITHMS[config.algo].networks.offline
 
 
@@ -260,8 +259,9 @@ def _store(
 
 
 def _read_before_write(replay: buffer.Buffer, results: Any) -> buffer.Buffer:
-    """Orders the next write after the reads that gave `results`. In an unrolled loop body TD3's
-    next action does not depend on a critic-only update, and XLA would copy the replay arrays."""
+    """Orders the next write to `replay` after the reads that produced `results`. In an unrolled
+    loop body, TD3's next action does not depend on a critic-only update, and without this ordering
+    XLA would copy the replay arrays."""
     return replay._replace(
         written=after(replay.written, results),
         finals_written=after(replay.finals_written, results),
@@ -275,10 +275,10 @@ def _kept_mean(config: Config, mean: Array) -> Array | None:
 def _trim(
     agent: Any, replay: buffer.Buffer, stats: Stats, t: Array, config: Config, hyper: Hyper
 ) -> tuple[Array, Stats]:
-    """Every Δ_b environment steps: Algorithm 3, lines 11-18. The replay arrays are only read, so
-    that the branch copies nothing."""
+    """Algorithm 3, lines 11-18, every Δ_b environment steps. Returns only the new length: the
+    branch reads the replay arrays but does not output them, so XLA does not copy them."""
     policy = ALGORITHMS[config.algo].mean_action
-    own_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)
+    lane_interval = jnp.maximum(hyper.buffer_interval // config.num_envs, 1)
 
     def check(before: tuple[Array, Stats]) -> tuple[Array, Stats]:
         stats = before[1]
@@ -291,12 +291,12 @@ def _trim(
             trimmed = buffer.trim(
                 replay, distance, hyper.d0, ratio=hyper.trim_ratio, hard=hard, **bounds
             )
-        else:  # a fixed buffer (ratio 0) has no threshold
+        else:  # ratio 0 means a fixed buffer, without a threshold
             threshold = jnp.where(hyper.trim_ratio > 0, hyper.d0, jnp.inf)
             trimmed = buffer.trim_until(
                 replay, current, threshold, config.oldest_k, **form, **bounds
             )
-        due = t % own_interval == 0
+        due = t % lane_interval == 0
         length = jnp.where(due, trimmed.length, replay.length)
         return length, stats._replace(
             distance=jnp.where(due, distance, stats.distance),
@@ -317,8 +317,8 @@ def _learn(
     dues: tuple[Due, ...],
     active: Array | bool,
 ) -> tuple[Any, Stats, dict[str, Array]]:
-    """`config.updates_per_step` gradient updates, each from a batch of its own: those of `dues`,
-    repeated in a loop if they are fewer."""
+    """`config.updates_per_step` gradient updates with a fresh batch each: the updates in `dues`,
+    repeated in a loop if there are fewer."""
     algorithm, updates = ALGORITHMS[config.algo], config.updates_per_step
     seed, done = state.seed, (t - warmup_time(config) - 1) * updates
     guide = {} if state.expert is None else {"expert": state.expert}
@@ -331,12 +331,12 @@ def _learn(
         key = stream_key(seed, Stream.SAMPLE, count)
         batch = buffer.sample(replay, key, config.batch_size, config.n_max, reach=reach)
         key = stream_key(seed, Stream.UPDATE, count)
-        own = _frozen_unless(stats.alive, hyper)
+        current = _frozen_unless(stats.alive, hyper)
         new, metrics = algorithm.update(
-            agent, batch, key, env_step, count, config, own, due=due, active=active, **guide
+            agent, batch, key, env_step, count, config, current, due=due, active=active, **guide
         )
         if due.evolves:
-            stats = _count(stats, new, count, config, own)
+            stats = _count(stats, new, count, config, current)
         alive = stats.alive & (metrics["finite"] | ~jnp.asarray(active))
         return new, stats._replace(alive=alive), metrics
 
@@ -363,7 +363,7 @@ def _scan(
     stats: Stats,
     counts: Array,
 ) -> tuple[Any, Stats, dict[str, Array]]:
-    """`step` at each of `counts`, in a loop if they are several; the metrics are the last one's."""
+    """`step` at each of `counts`, in a scan if there are several; returns the last metrics."""
     if len(counts) == 1:
         return step(agent, stats, counts[0])
 
@@ -376,7 +376,7 @@ def _scan(
 
 
 def _frozen_unless(alive: Array, hyper: Hyper) -> Hyper:
-    """`hyper`, or one under which no network moves any more: a gradient was not finite."""
+    """`hyper` if `alive`; otherwise, with rates of zero, so that networks no longer change."""
     still = lambda x: jnp.where(alive, x, jnp.zeros_like(x))  # noqa: E731
     return hyper._replace(
         learning_rate=still(hyper.learning_rate),
@@ -387,7 +387,7 @@ def _frozen_unless(alive: Array, hyper: Hyper) -> Hyper:
 
 
 def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper) -> Stats:
-    """Counters of the mask updates that this gradient update may have held."""
+    """Counts the mask updates of this gradient update, if it was due to have any."""
     evolutions, ever = dict(stats.evolutions), dict(stats.ever)
     for name, live in networks_of(agent).items():
         delay = config.policy_delay if name == "actor" else 1
@@ -408,7 +408,7 @@ def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper)
 
 
 def _bits(network: Network) -> list[Array]:
-    """The masks of all weight matrices, eight links to a byte: `[bytes]`, or `[members, bytes]`."""
+    """The masks of all weight matrices as packed bits: `[bytes]`, or `[members, bytes]`."""
     lead = () if network.members is None else (network.members,)
     leaves = jax.tree.leaves(convert.dense_masks(network))
     kernels = [mask for mask in leaves if mask.ndim == len(lead) + 2]

@@ -1,4 +1,4 @@
-"""Lanes that one device call updates, and what is reported of them."""
+"""Groups of lanes that one device call updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from rlx2_jax.types import Device
 
 
 class LaneFailure(Exception):
-    """An environment of a lane raised; the message says which, when and what."""
+    """An environment of a lane raised; the message names the lane, the time and the error."""
 
 
 class Group:
-    """Lanes of one program: their state, their time, the last metrics."""
+    """Lanes of one program, with their state, time and last metrics."""
 
     def __init__(self, config: Config, lanes: list[Lane], device: Device | None = None):
         self.program = Program(config, lanes, device)
@@ -28,7 +28,7 @@ class Group:
         self.time = 0
 
     def start(self, obs: np.ndarray, horizon: int | None) -> None:
-        """First states; `horizon` is the time limit for which replay buffers have room."""
+        """Initializes the states; `horizon` is the time limit that replay buffers must support."""
         self.state = self.program.init(obs, horizon)
         self.initial = metrics.dense_masks(self.state.agent)
         self.metrics = self.program.no_metrics(self.state)
@@ -38,12 +38,11 @@ class Group:
         program = self.program
         updates = max(0, self.time - lanes_.warmup_time(program.config))
         updates *= program.config.updates_per_step
-        counts = (self.time, updates)
-        own = (program.hyper, program.config)
-        return metrics.measure(self.state, self.initial, self.metrics, *counts, *own)
+        args = (self.time, updates, program.hyper, program.config)
+        return metrics.measure(self.state, self.initial, self.metrics, *args)
 
     def explain(self, failure: EnvironmentFailure) -> LaneFailure:
-        """Says which lane's environment failed, in the step after the last."""
+        """Adds the lane and the step (the one after `time`) to an environment's error."""
         envs = self.program.config.num_envs
         return explain(failure, self.program.lanes, envs, f"step {(self.time + 1) * envs}")
 
@@ -51,7 +50,7 @@ class Group:
 def explain(
     failure: EnvironmentFailure, lanes: Sequence[Lane], envs_per_lane: int, when: str
 ) -> LaneFailure:
-    """Says which lane's environment failed, and when."""
+    """Adds the lane and the time to an environment's error."""
     lane = ""
     if failure.index is not None:
         which = lanes[failure.index // envs_per_lane]

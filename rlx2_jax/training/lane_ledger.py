@@ -1,4 +1,4 @@
-"""The ledger of a lane: `sparse.accounting` with the lane's own layers, schedule and method."""
+"""The ledger of a lane: `sparse.accounting` with the lane's layers, schedule and method."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from rlx2_jax.training import lane as lanes_
 def lane_ledger(config: Config, lane: Lane, *, updates: int | None = None) -> accounting.Ledger:
     """Parameters and FLOPs of one lane, from the sparsity of each layer and the lane's schedule.
 
-    A mask that never changes, or grows links at random, costs nothing; nor does a buffer that is
-    never trimmed. Where links are pruned, updates cost what the links of their time do. Iterations
-    are updates, averages are over the first `updates` of them (default: all).
+    Static masks, random growth and untrimmed buffers cost nothing. With pruning, an update costs
+    what the links live at that time cost. Iterations are updates; averages are over the first
+    `updates` of them (default: all).
     """
     updates = max(1, config.updates if updates is None else updates)
     lane = configs.resolve(config, lane)
@@ -27,15 +27,15 @@ def lane_ledger(config: Config, lane: Lane, *, updates: int | None = None) -> ac
     )
 
     def mask_interval(delay: int) -> float:
-        """Δ_m of a network that has every `delay`-th update, or never. The smoothed gradient is
-        dense at each of its updates."""
+        """Δ_m of a network that is updated every `delay` updates; infinite if its mask is static.
+        A smoothed gradient needs the dense gradient at every update of the network."""
         interval = lane.mask_interval or config.mask_interval
         if not lane.zeta0 or interval >= last // delay:
             return math.inf
         return delay if smoothed else interval
 
     sparsities = lane.actor_sparsity, lane.critic_sparsity
-    if lane.structure != "none" or topology.prunes:  # whole links, or whole patterns
+    if lane.structure != "none" or topology.prunes:  # exact link counts, rounded to patterns
         final = configs.own_links(config, lane, pruned=True)
         sparsities = tuple(map(_sparsities, _shapes(config), final))
     interval = lane.buffer_interval or config.buffer_interval
@@ -73,7 +73,7 @@ def _trained_sparsities(
     config: Config, lane: Lane, updates: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The sparsity of each layer of actor and critic, averaged over the first `updates` of a lane
-    whose links are pruned. An update has the links of before its mask update."""
+    with pruning. An update uses the links from before its mask update."""
     topology = configs.topology_of(lane)
     final = configs.own_links(config, lane, pruned=True)
     found = []
@@ -86,7 +86,7 @@ def _trained_sparsities(
         else:
             counts, done = np.array([start + 1]), np.ones(1)
         times = np.concatenate([[0], counts * delay, [updates]])
-        lengths = np.diff(np.minimum(times, updates))  # of the times between mask updates
+        lengths = np.diff(np.minimum(times, updates))  # updates between mask updates
         gone = np.floor(
             np.outer([0.0, *done], [i * o - n for (i, o), n in zip(shapes, links)])
             * (1.0 + 2.0**-22)

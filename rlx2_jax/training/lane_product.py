@@ -1,4 +1,4 @@
-"""Builds lanes from lists of values: every combination, with every seed."""
+"""Builds lanes from lists of values: the product of all lists and seeds."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from rlx2_jax.options import NEVER
 from rlx2_jax.training.settings import SettingError
 
 LANE_NAMES = tuple(option.name for option in LANE.values() if option.flag)
-# Fields of `Config` that a run has only where they are given.
+# Fields of `Config` that are set only if given.
 CHOICE_NAMES = (
     *CHOICES,
     "architecture",
@@ -28,13 +28,13 @@ CHOICE_NAMES = (
 
 
 def lane_axes(values: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The lists that were given, by the field of `Lane`; all combinations of them are lanes."""
+    """The given lists by field of `Lane`; lanes are their product."""
     given = {name: values.get(name) for name in LANE_NAMES}
     return {name: list(axis) for name, axis in given.items() if axis is not None}
 
 
 def lane_points(axes: Mapping[str, Sequence[Any]], seeds: int) -> list[dict[str, Any]]:
-    """All combinations of lists; refuses too many before it makes them."""
+    """The product of the lists; raises before building it if there are too many lanes."""
     count = seeds * math.prod(len(axis) for axis in axes.values())
     if count > MAX_LANES:
         lists = [f"--{name} ({len(axis)})" for name, axis in axes.items() if len(axis) > 1]
@@ -46,7 +46,7 @@ def lane_points(axes: Mapping[str, Sequence[Any]], seeds: int) -> list[dict[str,
 
 
 def choices(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The choices that were given, as fields of `Config`."""
+    """The given choices, as fields of `Config`."""
     return {name: values[name] for name in CHOICE_NAMES if values.get(name) is not None}
 
 
@@ -59,7 +59,7 @@ def lanes(values: Mapping[str, Any], fields: Mapping[str, Any]) -> list[configs.
             f"--first_seed of at most {NEVER - seeds + 1}"
         )
 
-    if values.get("expert") is not None:  # lanes name files relative to their run directory
+    if values.get("expert") is not None:  # lane paths are relative to the run directory
         fields = {**fields, "expert": os.path.abspath(values["expert"])}
 
     def lane(point: dict[str, Any], seed: int) -> configs.Lane:

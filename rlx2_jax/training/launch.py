@@ -1,4 +1,4 @@
-"""Builds a `Run` from settings, for the command line, the sweeps and `train`."""
+"""Builds a `Run` from settings, for the command line, sweeps and `train`."""
 
 import dataclasses
 import functools
@@ -28,15 +28,15 @@ from rlx2_jax.training.settings import Settings as Settings
 
 
 def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -> Config:
-    """The one Config that serves all lanes."""
+    """The Config that all lanes share."""
     fields = {**configs.preset(settings.preset, settings.algo), **settings.choices}
     default = _default_b_max(settings)
     b_max = [default if lane.b_max is None else lane.b_max for lane in lanes]
-    # A buffer never holds more transitions than the run makes.
-    made = -(-settings.steps // settings.num_envs) * settings.num_envs
+    # A buffer never holds more transitions than the run collects.
+    collected = -(-settings.steps // settings.num_envs) * settings.num_envs
     capacity = settings.capacity
     if capacity is None:
-        capacity = min(max(b_max), made)
+        capacity = min(max(b_max), collected)
     if fields.get("critic_actions") == "environment":
         fields |= {"action_low": spec.action_low, "action_high": spec.action_high}
     n = [configs.METHODS.get(x.method, {}).get("n") if x.n is None else x.n for x in lanes]
@@ -64,7 +64,7 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
 
 
 def _default_b_max(settings: Settings) -> int:
-    """B_max of lanes that do not set it: the capacity if one was given."""
+    """B_max of lanes that do not set it: the capacity, if given."""
     preset = configs.preset(settings.preset, settings.algo)
     default = preset.get("capacity", LANE["b_max"].default)
     return default if settings.capacity is None else settings.capacity
@@ -77,18 +77,18 @@ def _updates_per_step(settings: Settings) -> int:
     if not 1 <= updates <= most or abs(updates - round(updates)) > 1e-9:
         raise SettingError(
             f"--utd={settings.utd} x --num_envs={settings.num_envs} is {updates:g} updates per "
-            f"time step: it must be a whole number of at least 1 and at most {most}"
+            f"time step: it must be an integer from 1 to {most}"
         )
     return round(updates)
 
 
 def _rules(name: str, lanes: Sequence[Lane]) -> tuple[str, ...]:
-    """The growth or drop rules that lanes use."""
-    found = set()
+    """The growth or drop rules that the lanes use."""
+    used = set()
     for lane in lanes:
         default = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
-        found.add(default if getattr(lane, name) is None else getattr(lane, name))
-    return tuple(sorted(found))
+        used.add(default if getattr(lane, name) is None else getattr(lane, name))
+    return tuple(sorted(used))
 
 
 def _interval(name: str, lane: Lane) -> int:
@@ -100,14 +100,14 @@ def _interval(name: str, lane: Lane) -> int:
 
 
 def _shared_interval(name: str, lanes: Sequence[Lane]) -> int:
-    """The branch interval of one program: the gcd of its lanes' intervals. Lanes that never reach
-    theirs do not count."""
+    """The event interval of one program: the gcd of its lanes' intervals, without those of lanes
+    that never reach theirs."""
     values = {_interval(name, lane) for lane in lanes}
     return math.gcd(*(values - {NEVER} or {NEVER}))
 
 
 def env_spec(settings: Settings) -> envs.EnvSpec:
-    """Sizes of the environment's spaces."""
+    """The sizes and limits of the environment."""
     options = settings.env_options
     try:
         if settings.env_backend in envs.DEVICE_BACKENDS:
@@ -124,7 +124,7 @@ def env_spec(settings: Settings) -> envs.EnvSpec:
 
 
 def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
-    """A run of `lanes`; raises on every invalid setting, before anything is compiled."""
+    """A run of `lanes`. Raises on invalid settings before anything is compiled."""
     fingerprint.device()
     preflight.check_lanes(len(lanes))
     for name, option in {**CONFIG, **RUN}.items():
@@ -166,7 +166,7 @@ def make_run(settings: Settings, lanes: Sequence[Lane]) -> Run:
 def _check_offline(settings: Settings, lanes: Sequence[Lane]) -> None:
     if settings.env_backend in envs.DEVICE_BACKENDS:
         raise SettingError(
-            f"--env_backend={settings.env_backend}: with --algo={settings.algo} experts act on the "
+            f"--env_backend={settings.env_backend}: --algo={settings.algo} runs its expert on the "
             f"host, use one of {envs.HOST_BACKENDS}"
         )
     if settings.num_envs != 1:
@@ -175,10 +175,10 @@ def _check_offline(settings: Settings, lanes: Sequence[Lane]) -> None:
             f"leave it at 1"
         )
     if any(lane.expert is None for lane in lanes):
-        raise SettingError(f"--algo={settings.algo}: it imitates an expert, name one with --expert")
+        raise SettingError(f"--algo={settings.algo} imitates an expert: give one with --expert")
 
 
-# Measured on two cores: arithmetic per second of each form, and an environment's step.
+# Measured on two cores: FLOP/s by execution mode, and seconds per environment step.
 _RATE = {"masked": 90e9, "compact": 27e9}
 _ENV_SECONDS = 40e-6
 
@@ -187,13 +187,13 @@ _ledger = functools.lru_cache(lane_ledger)  # equal for all seeds
 
 
 def seconds_per_step(run: Run) -> float:
-    """Estimated time of one environment step of every lane on a 2-core CPU."""
+    """Estimated time of one environment step of all lanes on a 2-core CPU."""
     total = 0.0
     for lane in run.lanes:
-        own = dataclasses.replace(lane, seed=0)
-        if lane.execution == "masked":  # costs what a dense network does
-            own = dataclasses.replace(configs.dense_lane(own), method="dense")
-        ledger = _ledger(run.config, own)
+        priced = dataclasses.replace(lane, seed=0)
+        if lane.execution == "masked":  # as slow as a dense network
+            priced = dataclasses.replace(configs.dense_lane(priced), method="dense")
+        ledger = _ledger(run.config, priced)
         update = ledger.train_flops / _RATE[lane.execution]
         total += _ENV_SECONDS + update * run.config.updates_per_step / run.config.num_envs
     return total
@@ -225,14 +225,15 @@ def describe(run: Run) -> str:
     if config.distance == "l2":
         notes.append(
             "note: with --distance=l2 exploration noise alone gives a policy distance of about "
-            f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may go to b_min"
+            f"{0.1 * math.sqrt(config.action_dim):.2f}; with D0 = 0.2 the buffer may shrink to "
+            "b_min"
         )
     lines += [
         "",
         f"memory: {memory_bytes(run, run.lanes[:size]) / 1e9:.2f} GB at most (start, checkpoints, "
         f"resume), {each / 1e9:.3f} GB per lane, {available_memory() / 1e9:.1f} GB available",
         f"disk:   up to {disk_bytes(run) / 1e9:.2f} GB of checkpoints",
-        f"speed:  about {1 / guess:,.0f} steps/s per lane on two CPU cores, evaluation left out: "
+        f"speed:  about {1 / guess:,.0f} steps/s per lane on two CPU cores, without evaluation: "
         f"{config.steps * guess / 3600:,.1f} hours",
         *notes,
     ]

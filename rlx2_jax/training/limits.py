@@ -1,4 +1,4 @@
-"""Memory that this process may still take: the machine's, a container's, and `ulimit -v`."""
+"""Memory still available to this process: of the machine, its container, and `ulimit -v`."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of control groups, version 2 and 1: where they are mounted, the limit, and what is in use.
+# Control groups, versions 2 and 1: controller, mount point, files of the limit and the usage.
 _GROUPS = (
     ("", "sys/fs/cgroup", "memory.max", "memory.current"),
     ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -14,7 +14,7 @@ _GROUPS = (
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that a run may take; `root` is where /proc and /sys are."""
+    """Bytes of memory that a run may use; `root` contains proc/ and sys/."""
     return max(0, min([_machine(root), *_groups(root), *_addresses(root)]))
 
 
@@ -25,8 +25,7 @@ def _machine(root: Path) -> int:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each control group around this process has left; files that the kernel can drop from
-    its cache do not count as used."""
+    """Bytes left in each control group of this process; reclaimable page cache counts as free."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -36,8 +35,8 @@ def _groups(root: Path) -> Iterator[int]:
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if name not in controllers.split(","):
                 continue
-            own = Path(path.lstrip("/"))
-            for part in (own, *own.parents):  # the last one is the mount itself
+            group = Path(path.lstrip("/"))
+            for part in (group, *group.parents):  # the last parent is the mount point
                 folder = root / mount / part
                 with contextlib.suppress(OSError, StopIteration, ValueError):
                     most = int((folder / limit).read_text())  # "max": no limit

@@ -1,4 +1,4 @@
-"""Output of a run during training: CSV tables, TensorBoard events, a progress display."""
+"""Training output: CSV tables, TensorBoard events, a progress display."""
 
 import contextlib
 import csv
@@ -21,7 +21,7 @@ SUMMARY = "summary.json"  # written last: a run that has one is finished
 
 
 class Table:
-    """A CSV file to append rows to. Its columns are those of the first row."""
+    """An append-only CSV file. The first row fixes its columns."""
 
     def __init__(self, log: Log):
         self._log = log
@@ -47,7 +47,7 @@ def _header(path: Path) -> list[str]:
 
 
 def number(value: Any) -> Any:
-    """A value as written to tables: floats with the precision of float32."""
+    """A value as written to tables: floats with float32 precision."""
     return f"{float(value):.7g}" if isinstance(value, float | np.floating) else value
 
 
@@ -61,7 +61,7 @@ class RunLog:
         sizes: dict[str, int] | None = None,
         check: Check = lambda: None,
     ):
-        """`sizes`: bytes that each file already holds, 0 if not given."""
+        """`sizes`: current bytes of each file, default 0."""
         sizes = sizes or {}
         self.logs = [Log(directory / name, warn, sizes.get(name, 0), check) for name in LOGS]
         evaluations, metrics, events = self.logs
@@ -69,7 +69,7 @@ class RunLog:
         self.events = Events(events)
 
     def flush(self) -> bool:
-        """Writes what is pending; whether everything is on disk."""
+        """Writes pending rows; returns whether everything is on disk."""
         for log in self.logs:
             log.flush()
         return not self.missing
@@ -103,14 +103,14 @@ class Progress:
         self._began, self._first, self._drawn, self._last = time.monotonic(), 0, 0, 0.0
 
     def start(self, step: int) -> None:
-        """Measures speed from `step`: a resumed run does not start at 0."""
+        """Measures speed from `step`, since resumed runs do not start at 0."""
         self._began, self._first = time.monotonic(), step
 
     def returns(self, labels: Sequence[str], values: Sequence[float]) -> None:
         self._returns.update(zip(labels, values))
 
     def update(self, step: int, note: str = "", *, force: bool = False) -> None:
-        """Redraws, at most five times a second (lines: every ten seconds, or when forced)."""
+        """Redraws at most five times a second; plain lines every ten seconds, or when forced."""
         now = time.monotonic()
         if self._quiet:
             return

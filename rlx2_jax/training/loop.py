@@ -1,7 +1,7 @@
-"""What the training loops have in common: all lanes of a chunk, in groups.
+"""The base class of training loops: all lanes of a chunk, in groups.
 
-A loop advances its lanes to a given time, and lets them be evaluated, inspected, saved and restored
-in between. What a lane computes does not depend on which others are trained with it.
+A loop advances its lanes to a given time, and evaluates, reports, saves and restores them in
+between. A lane's results do not depend on which other lanes are trained with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,27 +45,27 @@ class Loop:
         self._evaluators: list[Evaluator] = []
 
     def advance(self, until: int, stop: Stop) -> None:
-        """Takes all lanes to time `until`, or to one before it where `stop()` was true."""
+        """Advances all lanes to time `until`, or to an earlier time once `stop()` is true."""
         raise NotImplementedError
 
     def snapshots(self) -> list[Snapshot]:
-        """What a checkpoint saves, of each group: the same groups on any number of devices."""
+        """The checkpoint contents of each group; groups are the same on any number of devices."""
         raise NotImplementedError
 
     def restore(self, snapshots: list[Snapshot], exact: bool) -> None:
-        """Continues from `snapshots`; unless `exact`, with new episodes where there are any."""
+        """Continues from `snapshots`; starts new episodes unless `exact`."""
         raise NotImplementedError
 
     @property
     def exact_restore(self) -> bool:
-        """Whether environments continue from a snapshot where they were."""
+        """Whether environments can continue exactly from a snapshot."""
         return True
 
     def evaluate(self, stop: Stop = lambda: False) -> Evaluation:
-        """All lanes' evaluation; on the host, groups in parallel.
+        """Evaluates all lanes; on the host, groups run in parallel.
 
         Raises:
-          Interrupted: `stop()` became true on the way.
+          Interrupted: `stop()` became true during the evaluation.
           LaneFailure: an environment raised.
         """
         envs = self._groups[0].program.config.num_envs
@@ -84,38 +84,38 @@ class Loop:
             raise explain(failure, lanes, self._episodes, when) from failure
         if isinstance(self._evaluators[0], HostEvaluator):
             with ThreadPoolExecutor(len(self._groups)) as threads:
-                found = list(threads.map(one, self._groups, self._evaluators))
+                results = list(threads.map(one, self._groups, self._evaluators))
         else:
-            found = list(map(one, self._groups, self._evaluators))
-        back = _back(self.lanes)
-        return Evaluation(*(np.concatenate(field)[back] for field in zip(*found)))
+            results = list(map(one, self._groups, self._evaluators))
+        order = _lane_order(self.lanes)
+        return Evaluation(*(np.concatenate(field)[order] for field in zip(*results)))
 
     def report(self) -> list[dict[str, Any]]:
         """One row of metrics for each lane."""
         rows = [row for group in self._groups for row in group.report()]
-        return [rows[i] for i in _back(self.lanes)]
+        return [rows[i] for i in _lane_order(self.lanes)]
 
     def states(self) -> list[LaneState]:
-        """Of each group."""
+        """The state of each group."""
         return [group.state for group in self._groups]
 
     def close(self) -> None:
-        """Gives back what the loop holds outside of the process's memory."""
+        """Closes environments and evaluators."""
         for evaluator in self._evaluators:
             evaluator.close()
 
 
 def networks(loop: Loop) -> list[dict[str, Weights]]:
     """The networks of every lane, in the lanes' order."""
-    found = [x for state in loop.states() for x in networks_of(state.agent)]
-    return [found[i] for i in _back(loop.lanes)]
+    nets = [x for state in loop.states() for x in networks_of(state.agent)]
+    return [nets[i] for i in _lane_order(loop.lanes)]
 
 
 def chosen(parts: list[plan.Part], only: Sequence[int] | None) -> list[plan.Part]:
-    """The parts that have a lane of `only`."""
+    """The parts that contain a lane of `only`."""
     return parts if only is None else [part for part in parts if {*only} & {*part.lanes}]
 
 
-def _back(lanes: list[list[int]]) -> np.ndarray:
-    """Where each lane is found among the lanes of all groups."""
+def _lane_order(lanes: list[list[int]]) -> np.ndarray:
+    """Each lane's position in the concatenated groups."""
     return np.argsort(np.concatenate(lanes))

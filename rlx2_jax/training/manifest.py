@@ -1,7 +1,6 @@
-"""The description of a checkpoint, `meta.json`: checked before any of it is used.
+"""Validates a checkpoint's `meta.json` before any of it is used.
 
-A digest shows that a file is as it was written, not that this version wrote it, or that the run
-directory is a friendly one.
+Digests detect damage, but not files of another version or a malicious run directory.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from rlx2_jax.files import Damaged
 
-# What each kind of entry must have: its own place, and a file among the data files.
+# Required fields of each kind of entry: its place, and the data file that holds it.
 _FILE = {"file": str, "sha256": str}
 _PLACE = {"begin": int, "end": int}
 ENTRIES: dict[str, dict[str, type]] = {
@@ -19,11 +18,11 @@ ENTRIES: dict[str, dict[str, type]] = {
     "copies": {**_FILE, "name": str},
 }
 _FIELDS = {"chunk": int, "times": list, "arrays": dict, "states": dict}
-_NAMES = {"file": 1, "log": 1, "name": 2}  # paths, and how many parts they may have
+_NAMES = {"file": 1, "log": 1, "name": 2}  # fields with paths, and their maximum depth
 
 
 def check(meta: Mapping[str, Any]) -> None:
-    """Raises Damaged where `meta` does not describe a checkpoint."""
+    """Raises Damaged unless `meta` describes a checkpoint."""
     check_fields(meta, {**_FIELDS, **dict.fromkeys(ENTRIES, list)})
     for kind, fields in ENTRIES.items():
         for entry in meta[kind]:
@@ -36,14 +35,14 @@ def check(meta: Mapping[str, Any]) -> None:
 
 
 def check_fields(found: Mapping[str, Any], fields: Mapping[str, type]) -> None:
-    """Raises Damaged where a field is missing or of another type."""
+    """Raises Damaged if a field is missing or has another type."""
     for name, kind in fields.items():
         if not isinstance(found.get(name), kind):
-            raise Damaged(f"meta.json has no {name}, or not as this version writes it")
+            raise Damaged(f"meta.json has no valid {name} for this version")
 
 
 def _check_path(text: str, parts: int) -> None:
-    """Only names below the run directory: no other file may be read or overwritten."""
+    """Rejects paths outside the run directory, which must be neither read nor overwritten."""
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not 1 <= len(path.parts) <= parts:
         raise Damaged(f"meta.json names {text!r:.80}, which is not a file of this run")

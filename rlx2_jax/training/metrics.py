@@ -1,8 +1,8 @@
-"""Metrics: everything that a run reports of its lanes, each with its meaning, in one table.
+"""The table of all metrics that a run reports of its lanes.
 
-`METRICS` gives the columns of `metrics.csv` and `evaluations.csv`, the tags of TensorBoard and
-docs/metrics.md. Updates return theirs; all others are functions in the table. One more metric is
-one more function:
+`METRICS` defines the columns of `metrics.csv` and `evaluations.csv`, the TensorBoard tags and
+docs/metrics.md. Some are returned by updates; the others are functions in the table. To add one,
+register a function:
 
     rlx2.register_metric("episodes_cut", "truncated episodes so far",
                          lambda lane: lane.state.replay.finals_written)
@@ -48,7 +48,7 @@ class NetworkView(NamedTuple):
       name: its field of the agent's state, for instance `actor`; static.
       network: the network.
       kernels: weight masks bool[in, out] by layer, for instance `q1/Dense_0`.
-      initial: those that it began with.
+      initial: the initial weight masks.
       stats: the lane's counters.
     """
 
@@ -65,10 +65,10 @@ class Metric(NamedTuple):
     Attributes:
       name: the column, without the network's name if `scope` is `network`.
       meaning: one line for the documentation.
-      scope: `lane` or `network`, which have a function; `update`, returned by updates; `run`,
-        `evaluation`, known to the launcher only.
-      compute: `LaneView` or `NetworkView` to a number, or to a dict of them by suffix (`name/key`).
-        Traced, for one lane.
+      scope: `lane` or `network`, computed by `compute`; `update`, returned by updates; `run` or
+        `evaluation`, computed outside of this table.
+      compute: maps a `LaneView` or `NetworkView` to a number, or to a dict of numbers by suffix
+        (`name/key`). Traced, for one lane.
       tag: whether TensorBoard shows it.
     """
 
@@ -97,12 +97,12 @@ def _overlap(view: NetworkView) -> Array:
 def _dead_units(view: NetworkView) -> Array:
     members = view.network.members
     heads = [""] if members is None else [f"q{i + 1}/" for i in range(members)]
-    found = jnp.zeros((), jnp.int32)
+    dead = jnp.zeros((), jnp.int32)
     for head in heads:
         for into, out in view.network.module.hidden_units():
             live = view.kernels[head + into].any(axis=0) & view.kernels[head + out].any(axis=1)
-            found += jnp.sum(~live, dtype=jnp.int32)
-    return found
+            dead += jnp.sum(~live, dtype=jnp.int32)
+    return dead
 
 
 def _sparsity(view: NetworkView) -> dict[str, Array]:
@@ -114,7 +114,7 @@ def _n(view: LaneView) -> Array:
     return switched_n(steps, view.updates, view.config, view.hyper)
 
 
-# In the order of columns.
+# In column order.
 _TABLE = (
     Metric("lane", "number of the lane", "run", tag=False),
     Metric("method", "its method", "run", tag=False),
@@ -123,14 +123,14 @@ _TABLE = (
     Metric("updates", "gradient updates so far", "lane", lambda lane: lane.updates),
     Metric(
         "alive",
-        "0 once a gradient was not finite: the networks are frozen since then",
+        "0 once a gradient was not finite, which freezes the networks",
         "lane",
         lambda lane: lane.state.stats.alive,
     ),
-    Metric("critic_loss", "the critics' loss, summed over them", "update"),
-    Metric("actor_loss", "the actor's loss; 0 at updates that leave the actor out", "update"),
+    Metric("critic_loss", "critic loss, summed over the critics", "update"),
+    Metric("actor_loss", "actor loss; 0 at updates without an actor update", "update"),
     Metric("q", "mean Q of the first critic over the batch", "update"),
-    Metric("target", "mean of the critics' targets y over the batch", "update"),
+    Metric("target", "mean of the targets y over the batch", "update"),
     Metric("alpha", "SAC's temperature", "update"),
     Metric("n", "length of n-step targets: 1 until T_0", "lane", _n),
     Metric(
@@ -158,10 +158,10 @@ _TABLE = (
         lambda net: net.network.moved,
     ),
     Metric("links_ever_live", "links that were live at any time", "network", _ever_live),
-    Metric("overlap_with_initial", "share of the first links that are live", "network", _overlap),
-    Metric("dead_units", "hidden units with no link in, or none out", "network", _dead_units),
-    Metric("sparsity", "share of absent links of each layer", "network", _sparsity),
-    Metric("train_flops", "arithmetic of all updates so far, by the ledger", "run"),
+    Metric("overlap_with_initial", "share of initial links that are live", "network", _overlap),
+    Metric("dead_units", "hidden units without incoming or outgoing links", "network", _dead_units),
+    Metric("sparsity", "sparsity of each layer", "network", _sparsity),
+    Metric("train_flops", "FLOPs of all updates so far, by the ledger", "run"),
     Metric("mean_return", "mean return of the evaluation episodes", "evaluation"),
     Metric("std_return", "its standard deviation", "evaluation", tag=False),
     Metric("min_return", "the smallest return", "evaluation", tag=False),
@@ -213,15 +213,15 @@ def measure(
 
     Args:
       state: of all lanes, stacked.
-      initial: the masks that the lanes began with, from `dense_masks`.
-      updated: what the last update returned, `[lanes]` each.
+      initial: the lanes' initial masks, from `dense_masks`.
+      updated: the metrics that the last update returned, `[lanes]` each.
     """
     chosen = tuple(m for m in METRICS.values() if m.compute is not None)
     counts = np.int32(time), np.int32(updates)
-    found = _measure(state, initial, *counts, hyper, config, chosen)
+    measured = _measure(state, initial, *counts, hyper, config, chosen)
     columns: dict[str, np.ndarray] = {}
     for name in _order(chosen, networks_of(state.agent)):
-        value = found[name]
+        value = measured[name]
         if isinstance(value, Mapping):
             columns |= {f"{name}/{key}": np.asarray(x) for key, x in value.items()}
         else:
@@ -232,7 +232,7 @@ def measure(
 
 
 def _order(metrics: Sequence[Metric], networks: Iterable[str]) -> list[str]:
-    """Names of columns: those of the lane, then those of each network."""
+    """Column names: first the lane's, then each network's."""
     lane = [m.name for m in metrics if m.scope == "lane"]
     return lane + [f"{x}_{m.name}" for x in networks for m in metrics if m.scope == "network"]
 

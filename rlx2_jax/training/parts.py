@@ -1,9 +1,8 @@
-"""A run on several hosts is cut into parts, each of them a run of its own in `parts/<number>`.
+"""Multi-host runs are split into parts, each a separate run in `parts/<number>`.
 
-A part has its own lock, checkpoints and logs, and is trained by one process at a time; the number
-of parts is fixed when the run begins, so that any number of processes can continue it. What users
-read (logs, weights, the summary) is merged from the parts, which remain the originals: merging
-again gives the same files.
+A part has its own lock, checkpoints and logs, and is trained by one process at a time. The number
+of parts is fixed when the run begins, so any number of processes can continue it. Logs, weights and
+the summary of the whole run are merged from the parts; merging is idempotent.
 """
 
 import csv
@@ -21,11 +20,11 @@ from rlx2_jax.training.claim import CURVES, SUMMARY
 from rlx2_jax.training.run import Run
 
 PARTS = "parts"
-_PATHS = ("weights", "masks", "expert")  # of a lane, relative to the run directory
+_PATHS = ("weights", "masks", "expert")  # fields of a lane, relative to the run directory
 
 
 def divided(run: Run, count: int) -> Run:
-    """The run in at most `count` parts, if it is not divided yet."""
+    """The run, divided into at most `count` parts."""
     size = -(-len(run.lanes) // count)
     return dataclasses.replace(run, parts=-(-len(run.lanes) // size))
 
@@ -51,31 +50,32 @@ def holding(run: Run, directory: Path, lane: int) -> tuple[Run, Path, int]:
 
 
 def _moved(lane: Lane) -> Lane:
-    """A lane whose files are named as seen from a part's folder."""
+    """A lane with file paths relative to a part's folder."""
     named = {k: getattr(lane, k) for k in _PATHS if getattr(lane, k)}
     return dataclasses.replace(lane, **{k: str(Path("../..") / v) for k, v in named.items()})
 
 
 def merge(run: Run, directory: Path) -> dict[str, Any] | None:
-    """Writes the logs of all parts as one, and the rest once they are finished; the summary."""
+    """Merges the logs of all parts and, once all parts are finished, their other files; returns the
+    summary, or None before that."""
     folders = [folder(directory, k) for k in range(run.parts)]
     tables = {}
     for name in (logging.EVALUATIONS, logging.METRICS):
-        tables[name] = _rows([own / name for own in folders])
+        tables[name] = _rows([part / name for part in folders])
         if tables[name]:
             files.write_bytes(directory / name, _text(tables[name]))
     try:
-        found = [files.read_json(own / SUMMARY) for own in folders]
+        summaries = [files.read_json(part / SUMMARY) for part in folders]
     except Damaged:
         return None  # not finished
-    events = [own / logging.EVENTS for own in folders]
+    events = [part / logging.EVENTS for part in folders]
     files.write_bytes(directory / logging.EVENTS, b"".join(x.read_bytes() for x in events))
-    for own in folders:
-        for source in [*own.glob("initial/lane-*.npz"), *own.glob("final/lane-*.npz")]:
-            copy = directory / source.relative_to(own)
+    for part in folders:
+        for source in [*part.glob("initial/lane-*.npz"), *part.glob("final/lane-*.npz")]:
+            copy = directory / source.relative_to(part)
             copy.parent.mkdir(exist_ok=True)
             files.write_bytes(copy, source.read_bytes())
-    merged = _summary(found)
+    merged = _summary(summaries)
     results = _results(run, tables[logging.EVALUATIONS])
     files.write_bytes(directory / CURVES, summary.plot(run, results))
     files.write_json(directory / SUMMARY, merged)
@@ -83,14 +83,14 @@ def merge(run: Run, directory: Path) -> dict[str, Any] | None:
 
 
 def _rows(paths: Sequence[Path]) -> list[dict[str, str]]:
-    """The rows of all tables, in the order in which one process writes them."""
-    found: list[dict[str, str]] = []
+    """The rows of all tables, in the order in which a single process would write them."""
+    rows: list[dict[str, str]] = []
     for path in paths:
         if path.exists():
             text = path.read_text()
-            whole = text[: text.rfind("\n") + 1]  # the last line may be on its way
-            found += csv.DictReader(io.StringIO(whole, newline=""))
-    return sorted(found, key=lambda row: (int(row["step"]), int(row["lane"])))
+            whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
+            rows += csv.DictReader(io.StringIO(whole, newline=""))
+    return sorted(rows, key=lambda row: (int(row["step"]), int(row["lane"])))
 
 
 def _text(rows: Sequence[dict[str, str]]) -> bytes:
@@ -102,21 +102,21 @@ def _text(rows: Sequence[dict[str, str]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """As of one run. Seconds are those of all parts together."""
+def _summary(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One summary for the whole run. Seconds are summed over the parts."""
     seconds = {}
     for name in ("training_seconds", "evaluation_seconds"):
-        own = [x[name] for x in found]
-        seconds[name] = None if None in own else sum(own)
-    lanes = [lane for x in found for lane in x["lanes"]]
-    machines = [machine for x in found for machine in x["machines"]]
-    return {**found[0], "lanes": lanes, "machines": machines, **seconds}
+        values = [x[name] for x in summaries]
+        seconds[name] = None if None in values else sum(values)
+    lanes = [lane for x in summaries for lane in x["lanes"]]
+    machines = [machine for x in summaries for machine in x["machines"]]
+    return {**summaries[0], "lanes": lanes, "machines": machines, **seconds}
 
 
 def _results(run: Run, rows: Sequence[dict[str, str]]) -> list[summary.LaneResult]:
-    """What the plot shows of each lane."""
+    """The fields of each lane that the plot needs."""
     history: dict[int, list[dict[str, Any]]] = {i: [] for i in range(len(run.lanes))}
     for row in rows:
         shown = {"step": int(row["step"]), "mean_return": float(row["mean_return"])}
         history[int(row["lane"])].append(shown)
-    return [summary.LaneResult(i, run.lanes[i], own, {}, 0.0) for i, own in history.items()]
+    return [summary.LaneResult(i, run.lanes[i], shown, {}, 0.0) for i, shown in history.items()]

@@ -1,8 +1,7 @@
-"""Chooses the form of each lane, and which lanes share a program.
+"""Chooses each lane's execution mode, and which lanes share a program.
 
-Masked lanes share a program if they change their masks by the same method. A program of the compact
-form has room for a fixed number of links in each layer, so lanes share
-one where padding each to the largest costs at most a tenth.
+Masked lanes share a program if their topologies agree. A compact program stores a fixed number of
+links per layer, so lanes share one if padding them to the largest adds at most 10%.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.types import Device
 
 EXECUTIONS = ("auto", "masked", "compact")
-# Live links above this share of all, and networks below this size, are faster dense.
+# Above this share of live links, and below this network size, dense is faster.
 _DENSEST = 0.4
 _SMALLEST = 10_000
 
@@ -36,11 +35,11 @@ class Part:
 
 
 def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane, ...]:
-    """The lanes, each with its form.
+    """The lanes, each with its execution mode set.
 
     Args:
-      execution: `masked`; `compact`, for all lanes but dense ones; or `auto`, compact where this
-        machine and the lane's size and sparsity make it faster and no option forbids it.
+      execution: `masked`; `compact`, for all lanes that are not dense; or `auto`, compact where it
+        is supported and expected to be faster (given the machine, size and sparsity).
     """
     if execution not in EXECUTIONS:
         raise ValueError(f"execution={execution!r}: use one of {EXECUTIONS}")
@@ -51,10 +50,10 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
     else:
         densest, smallest = 1.0, 0
     if execution == "compact":
-        dataclasses.replace(config, execution="compact")  # refuses what needs dead links
+        dataclasses.replace(config, execution="compact")  # raises if options need dead links
         if native.execution() == "off":
             raise ValueError(
-                "execution='compact', but RLX2_COMPACT=off switches it off: "
+                "execution='compact', but RLX2_COMPACT=off disables it: "
                 "use --execution=masked, or unset RLX2_COMPACT"
             )
 
@@ -67,14 +66,14 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
         live, size = _count(config, configs.own_links(config, lane)), _size(config)
         sparse = live < size and live <= densest * size and size >= smallest
         if automatic and rules.needs_smoothed(rules.GROW[str(configs.resolve(config, lane).grow)]):
-            return "masked"  # compact networks would compute the dense gradient at every update
+            return "masked"  # compact would need the dense gradient at every update
         return "compact" if execution == "compact" and sparse else "masked"
 
     return tuple(dataclasses.replace(lane, execution=form(lane)) for lane in lanes)
 
 
 def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
-    """The programs that run `lanes`, each lane in its form."""
+    """The programs that run `lanes`, each lane in its execution mode."""
     rest = [i for i, lane in enumerate(lanes) if lane.execution == "compact"]
     resolved = [configs.resolve(config, lane) for lane in lanes]
     topologies = [configs.topology_of(lane) for lane in resolved]
@@ -82,15 +81,13 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
     def common(topology: Topology, members: Sequence[int]) -> dict[str, Any]:
         """Fields of the `Config` of a program."""
         interval = config.mask_interval
-        if len(set(topologies)) > 1:  # of lanes that change their masks in the same way
-            alike = {
-                x.mask_interval or 1 for x, own in zip(resolved, topologies) if own == topology
-            }
+        if len(set(topologies)) > 1:  # only the lanes with this topology set its interval
+            alike = {x.mask_interval or 1 for x, t in zip(resolved, topologies) if t == topology}
             interval = configs.intervals([*(alike - {NEVER} or {NEVER})])
-        own = _rules([resolved[i] for i in members])
-        return {"topology": topology, "mask_interval": interval, **own}
+        rules_used = _rules([resolved[i] for i in members])
+        return {"topology": topology, "mask_interval": interval, **rules_used}
 
-    found = []
+    programs = []
     for topology in dict.fromkeys(topologies):
         members = tuple(
             i
@@ -98,21 +95,19 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
             if lane.execution == "masked" and topologies[i] == topology
         )
         if members:
-            found.append(Part(dataclasses.replace(config, **common(topology, members)), members))
-    own = [configs.own_links(config, lanes[i]) for i in rest]
-    for group in layout.group_lanes([(*links.actor, *links.critic) for links in own]):
+            programs.append(Part(dataclasses.replace(config, **common(topology, members)), members))
+    counts = [configs.own_links(config, lanes[i]) for i in rest]
+    for group in layout.group_lanes([(*links.actor, *links.critic) for links in counts]):
         members = tuple(rest[j] for j in group)
-        actors, critics = (zip(*(own[j][k] for j in group)) for k in (0, 1))
+        actors, critics = (zip(*(counts[j][k] for j in group)) for k in (0, 1))
         room = Links(tuple(map(max, actors)), tuple(map(max, critics)))
-        own_config = dataclasses.replace(
-            config, execution="compact", links=room, **common(RIGL, members)
-        )
-        found.append(Part(own_config, members))
-    return sorted(found, key=lambda part: part.lanes)
+        fields = {"execution": "compact", "links": room, **common(RIGL, members)}
+        programs.append(Part(dataclasses.replace(config, **fields), members))
+    return sorted(programs, key=lambda part: part.lanes)
 
 
 def _rules(lanes: Sequence[Lane]) -> dict[str, tuple[str, ...]]:
-    """The rules that lanes use, as fields of their program's `Config`."""
+    """The rules that the lanes use, as fields of their program's `Config`."""
     return {
         name: tuple(sorted({str(getattr(lane, name)) for lane in lanes}))
         for name in ("grow", "drop")
@@ -135,16 +130,16 @@ def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]
 
 
 def blocks(parts: Sequence[Part], shards: int, *, turns: bool) -> list[Part]:
-    """The lanes of each program as blocks: a block is what one device updates in one call.
+    """Splits the lanes of each program into blocks; one device updates a block in one call.
 
-    Fixed when a run begins and the same on any devices that it is continued on: what a lane
-    computes may depend on its block's size in the last bits, but on nothing else.
+    Blocks are fixed when a run begins and do not depend on the devices that continue it: a lane's
+    last bits may depend on the size of its block, but on nothing else.
 
     Args:
       shards: the number of devices that the run begins on.
-      turns: whether halves of the lanes take turns with the host, where they can.
+      turns: whether halves of the lanes take turns with the host, if possible.
     """
-    return [own for part in parts for own in _blocks(part, shards, turns and len(parts) == 1)]
+    return [block for part in parts for block in _blocks(part, shards, turns and len(parts) == 1)]
 
 
 def _blocks(part: Part, shards: int, turns: bool) -> list[Part]:
@@ -163,7 +158,7 @@ def _blocks(part: Part, shards: int, turns: bool) -> list[Part]:
 
 
 def place(blocks: Sequence[Part], devices: Sequence[Device] | None) -> list[Device | None]:
-    """The device of each block, in turn; None, JAX's own choice, where there is only one."""
+    """The device of each block, round-robin; None (JAX's default) if there is only one."""
     if devices is None or len(devices) == 1:
         return [None] * len(blocks)
     return [devices[i % len(devices)] for i in range(len(blocks))]
@@ -185,4 +180,4 @@ def _count(config: Config, links: Links) -> int:
 
 def _size(config: Config) -> int:
     layers = (config.actor_layers, config.critic_layers)
-    return _count(config, Links(*(tuple(i * o for _, (i, o) in own) for own in layers)))
+    return _count(config, Links(*(tuple(i * o for _, (i, o) in net) for net in layers)))

@@ -15,13 +15,13 @@ from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.run import CONFIG, Run, available_memory, chunk_size, disk_bytes
 from rlx2_jax.training.settings import SettingError
 
-# Measured: peak per link of a masked network, and per environment of Gymnasium's MuJoCo tasks. An
-# episode of 1000 steps has records besides.
+# Measured: peak bytes per link of a masked network, per MuJoCo environment of Gymnasium, and for
+# the records of one 1000-step episode.
 _LINK_BYTES, _ENV_BYTES, _EPISODE_BYTES = 90, 1_000_000, 32_000
 
 
 def check_lanes(count: int) -> None:
-    """Refuses no lanes, and more than a run can have."""
+    """Raises if there are no lanes, or more than a run can have."""
     if not 1 <= count <= MAX_LANES:
         raise SettingError(
             f"{count:,} lanes: a run has at least one and at most {MAX_LANES:,}; use several runs, "
@@ -30,7 +30,7 @@ def check_lanes(count: int) -> None:
 
 
 def check_window(config: Config) -> None:
-    """The first update needs a window of n steps."""
+    """Raises if warm-up is too short: the first update needs a window of n steps."""
     if lanes_.warmup_time(config) + 1 < config.n_max:
         raise SettingError(
             f"--warmup={config.warmup} gives fewer steps than a window of n={config.n_max} when "
@@ -39,23 +39,23 @@ def check_window(config: Config) -> None:
 
 
 def check_size(config: Config, episodes: int, memory: int, *, backend: str = "gymnasium") -> None:
-    """Refuses sizes for which a single lane needs more than `memory` bytes."""
+    """Raises if a single lane needs more than `memory` bytes."""
     needs = lane_needs(config, episodes, on_host=backend in envs.HOST_BACKENDS)
     total = sum(needs.values())
     if total > memory:
         flag, most = max(needs.items(), key=lambda item: item[1])
         raise SettingError(
             f"{flag}: a lane needs about {_gigabytes(total)} of memory, {_gigabytes(most)} of it "
-            f"for this setting, and there are {_gigabytes(memory)}: use a smaller "
+            f"for this setting, and {_gigabytes(memory)} are available: use a smaller "
             f"{flag.split('=')[0]}"
         )
 
 
 def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[str, int]:
-    """Estimated bytes of one lane, by the flag that determines them; cheap for any sizes."""
+    """Estimated bytes of one lane, by the flag that determines them; fast for any size."""
     obs, act, rows = config.obs_dim, config.action_dim, config.batch_size
     layers = (config.actor_layers, config.critic_layers)
-    actor, critic = (sum((i + 1) * o for _, (i, o) in own) for own in layers)
+    actor, critic = (sum((i + 1) * o for _, (i, o) in net) for net in layers)
     outputs = [o for _, (_, o) in config.critic_layers[:-1]]
     units, widest = sum(outputs), max(outputs)
     # SAC's targets need the policy at every step of a window.
@@ -65,9 +65,9 @@ def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[s
     size = str(getattr(config, flag)).strip("()").replace(" ", "").rstrip(",")
     each = _ENV_BYTES if on_host else 100 * (obs + act)
     oldest = 8 * config.oldest_k * (obs + 2 * act + 2 * widest)
-    follows = config.oldest_k == min(8 * rows, NEVER)  # the batch size decides it
+    follows = config.oldest_k == min(8 * rows, NEVER)  # derived from the batch size
     return {
-        # Weights, moments, targets, masks, gradients, scores, and copies when they are saved.
+        # Weights, moments, targets, masks, gradients, scores, and the copies of a checkpoint.
         f"--{flag}={size}": _LINK_BYTES * (actor + config.critics * critic),
         f"--batch_size={rows}": 4 * rows * batch + (oldest if follows else 0),
         f"--oldest_k={config.oldest_k}": 0 if follows else oldest,
@@ -78,7 +78,7 @@ def lane_needs(config: Config, episodes: int, *, on_host: bool = True) -> dict[s
 
 
 def check(run: Run, logdir: Path | None = None) -> list[str]:
-    """Refuses a run that this machine cannot execute now; returns warnings, one line each.
+    """Raises if this machine cannot execute the run now; returns warnings, one line each.
 
     Args:
       logdir: the directory of a run that is about to start, or None.
@@ -86,7 +86,7 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     fingerprint.device()
     check_window(run.config)
     memory = available_memory()
-    # As `chunk_size`, leave a third to the compiler and to others.
+    # Leave a third to the process, the compiler and others.
     check_size(run.config, run.episodes, memory * 2 // 3, backend=run.backend)
     chunk_size(run, memory)
     if logdir is not None:
@@ -97,15 +97,15 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
 
 def warnings(run: Run) -> list[str]:
     """Settings that never take effect; lanes with the same message are listed together."""
-    found: dict[str, list[int]] = {}
+    affected: dict[str, list[int]] = {}
     for i, lane in enumerate(run.lanes):
         for message in checks.never_effective(run.config, lane):
-            found.setdefault(message, []).append(i)
-    return [f"{_name_lanes(run, own)}{message}" for message, own in found.items()]
+            affected.setdefault(message, []).append(i)
+    return [f"{_name_lanes(run, lanes)}{message}" for message, lanes in affected.items()]
 
 
 def check_disk(run: Run, directory: Path) -> None:
-    """Refuses a run whose checkpoints do not fit the disk."""
+    """Raises if the run's checkpoints do not fit on the disk."""
     need, free = disk_bytes(run), shutil.disk_usage(_existing(directory)).free
     if need > free:
         raise SettingError(
@@ -129,24 +129,24 @@ def _check_directory(logdir: Path) -> None:
         )
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise SettingError(
-            f"--logdir={logdir}: {parent} is not a directory that can be written to, choose another"
+            f"--logdir={logdir}: {parent} is not a writable directory, choose another"
         )
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory or file at or above `path` that exists."""
+    """The nearest existing path at or above `path`."""
     path = path.absolute()
     return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
 
 
-def _name_lanes(run: Run, own: list[int]) -> str:
-    """The lanes that a message is about, as its beginning; nothing where it is about all."""
-    if len(own) == len(run.lanes):
+def _name_lanes(run: Run, lanes: list[int]) -> str:
+    """The prefix that names the lanes of a message; empty if it applies to all lanes."""
+    if len(lanes) == len(run.lanes):
         return ""
-    methods = ", ".join(Counter(run.lanes[i].name or run.lanes[i].method for i in own))
-    if len(own) <= 4:
-        return f"lane {', '.join(map(str, own))} ({methods}): "
-    return f"{len(own)} lanes ({methods}): "
+    methods = ", ".join(Counter(run.lanes[i].name or run.lanes[i].method for i in lanes))
+    if len(lanes) <= 4:
+        return f"lane {', '.join(map(str, lanes))} ({methods}): "
+    return f"{len(lanes)} lanes ({methods}): "
 
 
 def _gigabytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Lanes of one `Config` as one compiled program. `jit` and `vmap` live here."""
+"""Lanes of one `Config` as one program, compiled with `jit` and batched with `vmap`."""
 
 import functools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array, Bounds, Device, Params, TimeStep, Transition
 
 
-# Traced once for all programs that contain it, and for the shapes of what it reports.
+# Jitted so that all enclosing programs, and the shape evaluation of metrics, share one trace.
 @functools.partial(jax.jit, static_argnums=(4, 5), inline=True)
 def step_lanes(
     state: LaneState, after: TimeStep[Array], t: Array, hyper: Hyper, config: Config, learn: bool
@@ -52,7 +52,7 @@ def plain_lanes(
 
 
 def online_networks(agent: Any) -> tuple[Params, Params | None]:
-    """The actor and the critics of an agent, bound; None where it has no critics."""
+    """The bound actor and critics of an agent; None for the critics if it has none."""
     critic = getattr(agent, "critic", None)
     return networks.online(agent.actor), None if critic is None else networks.online(critic)
 
@@ -60,8 +60,8 @@ def online_networks(agent: Any) -> tuple[Params, Params | None]:
 def judge_lane(
     actor: Params, critic: Params | None, obs: Array, algo: str, bounds: Bounds | None
 ) -> tuple[Array, Array]:
-    """Noise-free actions of one lane and their Q: `[k, obs] -> ([k, act], [k])`; nan without a
-    critic. `bounds` as in `networks.critic_input`."""
+    """Noise-free actions of one lane and their Q values: `[k, obs] -> ([k, act], [k])`; nan without
+    a critic. `bounds` as in `networks.critic_input`."""
     action = ALGORITHMS[algo].mean_action(actor, obs)
     if critic is None:
         return action, jnp.full(obs.shape[:1], jnp.nan)
@@ -81,8 +81,8 @@ def _fill_lane(state: LaneState, data: Transition) -> LaneState:
     return state._replace(agent=agent, replay=jax.lax.scan(add, state.replay, data)[0])
 
 
-# Compiled once per Config, whatever number of groups of lanes there are: hyper-parameters and
-# seeds are arguments, not constants.
+# Compiled once per Config and shared by all groups of lanes: hyper-parameters and seeds are
+# arguments, not constants.
 _step = SharedJit(step_lanes, static=(4, 5), donate=(0,))
 _plain = SharedJit(plain_lanes, static=(4, 5), donate=(0,))
 _start = SharedJit(_start_lanes, static=(3, 4), donate=(1,))
@@ -98,34 +98,34 @@ _networks = SharedJit(jax.vmap(weights.of_agent))
 
 
 def initial_agent(config: Config, lane: Lane) -> Any:
-    """The agent that a resolved lane begins with. One program serves all lanes whose networks have
-    the same sparsities, whatever else they differ in."""
+    """The initial agent of a resolved lane. Lanes whose networks have the same sparsities share one
+    compiled program."""
     same = configs.network_lane(config, lane)
     return _agent(config, same, jnp.asarray(lane.seed, jnp.int32))
 
 
 def networks_of(agents: Any) -> list[dict[str, weights.Weights]]:
-    """The networks of each lane of stacked agents, of either form, as arrays on the host."""
-    found = host(_networks(agents))
-    return [unstack(found, i) for i in range(len(jax.tree.leaves(found)[0]))]
+    """The networks (masked or compact) of each lane of stacked agents, as host arrays."""
+    nets = host(_networks(agents))
+    return [unstack(nets, i) for i in range(len(jax.tree.leaves(nets)[0]))]
 
 
 class Program:
     """Lanes that are updated by one call.
 
     Attributes:
-      config, lanes, device: what it was made of; `lanes` are resolved.
+      config, lanes, device: as given; `lanes` are resolved.
       hyper: the lanes' traced hyper-parameters, stacked.
     """
 
     def __init__(self, config: Config, lanes: Sequence[Lane], device: Device | None = None):
-        """`device`: None for whatever JAX chooses."""
+        """`device`: None for JAX's default."""
         self.config, self.device = config, device
         self.lanes = [configs.resolve(config, lane) for lane in lanes]
         self.hyper = self.put(stack([configs.hyper(config, lane) for lane in self.lanes]))
 
     def put(self, tree: Any) -> Any:
-        """Arrays on the program's device."""
+        """Moves arrays to the program's device."""
         return devices.put(tree, self.device)
 
     def init(self, obs: np.ndarray, horizon: int | None) -> LaneState:
@@ -144,8 +144,8 @@ class Program:
             return state
         if None in experts:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
-        found = stack([weights.expert(x, self.config) for x in experts if x])
-        return state._replace(expert=self.put(found))
+        critics = stack([weights.expert(x, self.config) for x in experts if x])
+        return state._replace(expert=self.put(critics))
 
     def fill(self, state: LaneState, data: Sequence[Transition]) -> LaneState:
         """States whose replay holds `data`, `[rows, envs, ...]` for each lane. Donates `state`."""
@@ -160,7 +160,7 @@ class Program:
         return _step(state, after, np.int32(t), self.hyper, config, learn)
 
     def no_metrics(self, state: LaneState) -> dict[str, np.ndarray]:
-        """What is reported of updates before there were any."""
+        """Metrics before the first update: nan, with the names that updates report."""
         obs = state.acting.obs
         ends: Any = jax.ShapeDtypeStruct(obs.shape[:2], bool)
         reward: Any = jax.ShapeDtypeStruct(obs.shape[:2], jnp.float32)
@@ -171,7 +171,7 @@ class Program:
         return {name: np.full(x.shape, np.nan) for name, x in names.items()}
 
     def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
-        """Noise-free actions and their Q for `obs: [lanes, k, obs]`."""
+        """Noise-free actions and their Q values for `obs: [lanes, k, obs]`."""
         bound = online_networks(state.agent)
         return _judge(*bound, obs, self.config.algo, self.config.critic_bounds)
 
@@ -187,5 +187,5 @@ def unstack(tree: Any, index: int) -> Any:
 
 
 def host(tree: Any) -> Any:
-    """A copy of a tree as NumPy arrays: a view would keep a donated buffer alive."""
+    """Copies a tree to NumPy arrays; views would keep donated buffers alive."""
     return jax.tree.map(lambda leaf: np.array(leaf), tree)

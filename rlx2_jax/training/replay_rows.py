@@ -1,4 +1,4 @@
-"""Rows of replay in files: written and read a block at a time, since a copy may not fit memory."""
+"""Reads and writes replay rows in blocks, since a full copy may not fit in memory."""
 
 import io
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_BLOCK = 1 << 24  # bytes of rows that are copied at a time
+_BLOCK = 1 << 24  # bytes of rows copied at a time
 
 
 def blocks(ring_array: jax.Array, begin: int, end: int) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ def fill(ring_array: jax.Array, path: Path, begin: int) -> jax.Array:
         row, end = begin, begin + shape[0]
         each = int(np.prod(shape[1:]))
         while row < end:
-            count = min(block, end - row, ring - row % ring)  # up to where the ring wraps
+            count = min(block, end - row, ring - row % ring)  # do not cross the ring's end
             values = np.fromfile(file, dtype, count * each).reshape(count, *shape[1:])
             values = np.ascontiguousarray(np.moveaxis(values, 0, 1))
             ring_array = _put(ring_array, values, np.int32(row % ring))

@@ -1,4 +1,4 @@
-"""Writes what a run measures: rows of both tables, TensorBoard scalars, the progress display."""
+"""Writes a run's measurements: both CSV tables, TensorBoard scalars, the progress display."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from rlx2_jax.training.run import Run
 
 
 class Reporter:
-    """The names of everything that it writes are those of `METRICS`."""
+    """Writes reports under the names in `METRICS`."""
 
     def __init__(self, run: Run, log: RunLog, progress: Progress, say: Callable[[str], None]):
         self._run, self._log, self._progress, self._say = run, log, progress, say
@@ -21,7 +21,7 @@ class Reporter:
     def evaluation(
         self, chunk: Chunk, found: Evaluation, digests: Sequence[str], time: int
     ) -> None:
-        """One row of `evaluations.csv` for each lane of a chunk, kept in its history."""
+        """Writes one row of `evaluations.csv` per lane of a chunk and adds it to the history."""
         step = time * self._run.config.num_envs
         rows = evaluation_rows(found, chunk.lanes, step, digests, chunk.first)
         chunk.history += rows
@@ -31,7 +31,7 @@ class Reporter:
         self._progress.update(step, "evaluated", force=True)
 
     def metrics(self, chunk: Chunk, rows: list[dict[str, Any]], time: int) -> None:
-        """One row of `metrics.csv` for each lane of a chunk, kept as its newest."""
+        """Writes one row of `metrics.csv` per lane of a chunk and keeps it as the newest."""
         step = time * self._run.config.num_envs
         chunk.last, chunk.reported = rows, time
         for i, (lane, row) in enumerate(zip(chunk.lanes, rows)):

@@ -1,4 +1,4 @@
-"""A run: its environment, lanes and intervals, and the memory and disk it needs."""
+"""`Run`: environment, lanes and intervals, and the memory and disk space they need."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from rlx2_jax.training.weights import Weights
 from rlx2_jax.types import Device
 
 FORMAT = 5  # of the run directory
-# Fields of `Config` that directories of this format may lack, and what they then are.
+# Defaults of `Config` fields that older directories of this format lack.
 _LATER = {
     "critic_actions": "unit",
     "action_low": None,
@@ -43,19 +43,19 @@ _LATER = {
     "topology": ["rigl", "none", "layer", 0],
     "precision": "float32",
 }
-# Fields of `Lane`, likewise.
+# The same for fields of `Lane` and `Run`.
 _LATER_LANE = {
     "topology": (None, "rigl"),
     "structure": (None, "none"),
     "scope": (None, "layer"),
     "prune_start": (None, 0),
 }
-_LATER_RUN = {"shards": 0, "parts": 0, "first": 0}  # the same of a `Run`
+_LATER_RUN = {"shards": 0, "parts": 0, "first": 0}
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 
 class RunError(Exception):
-    """A run cannot start or continue; the message says why and what to do."""
+    """A run cannot start or continue; the message gives the reason and a remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Run:
     keep: int = 2
     chunk: int = 0  # lanes per program; 0: as many as fit memory
     pipeline: bool = True
-    shards: int = 0  # devices that lanes were divided for at the first start; 0: one
-    parts: int = 0  # processes that lanes were divided for then; 0: one
-    first: int = 0  # number of the first lane: a part of a run numbers lanes as the run does
+    shards: int = 0  # devices that lanes were divided among at the first start; 0: one
+    parts: int = 0  # processes that lanes were divided among at the first start; 0: one
+    first: int = 0  # number of the first lane: parts keep the lane numbers of the whole run
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Identifies the run's settings; the same with and without later fields."""
+        """Identifies the run's settings; ignores later fields at their defaults."""
         value = self.to_json()
         fields = value["config"].items()
         value["config"] = {k: v for k, v in fields if k not in _LATER or _plain(v) != _LATER[k]}
@@ -96,10 +96,10 @@ class Run:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "Run":
-        """The run that `to_json` described.
+        """The inverse of `to_json`.
 
         Raises:
-          RunError: the description is of another format, or does not hold what a run needs.
+          RunError: the description has another format, or is not a valid run.
         """
         _check_format(value)
 
@@ -120,9 +120,9 @@ def _plain(value: Any) -> Any:
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a `Config` or a `Lane`, those of older versions under today's names."""
+    """Fields of a `Config` or a `Lane`, with names of older versions updated."""
     fields = dict(fields)
-    if "random_growth" in fields:  # until growth was a rule
+    if "random_growth" in fields:  # replaced by `grow`
         old = fields.pop("random_growth")
         if "capacity" not in fields:
             fields["grow"] = None if old is None else "random" if old else "gradient"
@@ -143,10 +143,10 @@ def has_run(directory: Path) -> bool:
 
 
 def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool = False) -> Run:
-    """The run that a directory holds.
+    """The run in a directory.
 
     Args:
-      warn: told where `config.json` is damaged and its second copy is used instead.
+      warn: called if `config.json` is damaged and its copy is used instead.
       allow_imports: whether its environment may import modules and open files, see
         `envs.check_import`.
     """
@@ -157,7 +157,7 @@ def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool =
     problems = []
     for candidate in (path, copy):
         try:
-            _check_format(files.parse_json(candidate))  # first: older formats have no digest
+            _check_format(files.parse_json(candidate))  # before the digest, which old formats lack
             run = Run.from_json(files.read_json(candidate))
         except Damaged as error:
             problems.append(str(error))
@@ -169,16 +169,16 @@ def read_run(directory: Path, warn: Warn | None = None, *, allow_imports: bool =
             envs.check_import(run.env, run.env_options, allow=allow_imports)
             return run
     raise RunError(
-        f"{problems[0]}, and there is no good copy of it: restore the file, or start a new run "
+        f"{problems[0]}, and there is no intact copy: restore the file, or start a new run "
         f"in another --logdir"
     )
 
 
 def with_time_limit(run: Run, steps: int) -> Run:
-    """The run with a time limit of `steps` for its environment, which must have none so far.
+    """The run with an environment time limit of `steps`; there must be none yet.
 
     Raises:
-      RunError: the environment has another one, so that results would change.
+      RunError: the environment has a different limit, so results would change.
     """
     limit = envs.time_limit(run.backend, steps)
     limited = dataclasses.replace(run, env_options=run.env_options | limit)
@@ -188,13 +188,13 @@ def with_time_limit(run: Run, steps: int) -> Run:
     if before is not None:
         raise RunError(
             f"--max_episode_steps={steps}: episodes of this run end after {before:,} steps, which "
-            f"cannot be changed: leave the flag out, or start a new run"
+            f"cannot be changed: omit the flag, or start a new run"
         )
     return limited
 
 
 def without_time_limit(run: Run) -> Run:
-    """The run as it was before `with_time_limit`."""
+    """The inverse of `with_time_limit`."""
     names = envs.time_limit(run.backend, 1)
     options = {k: v for k, v in run.env_options.items() if k not in names}
     return dataclasses.replace(run, env_options=options)
@@ -212,7 +212,7 @@ def _environment_spec(run: Run) -> envs.EnvSpec:
 
 
 def resume_command(run: Run, directory: Path) -> str:
-    """The command that continues a run, as a shell takes it."""
+    """The shell command that continues a run."""
     try:
         envs.check_import(run.env, run.env_options, allow=False)
         consent = ""
@@ -236,15 +236,15 @@ def make_loop(
     limited: bool = True,
     devices: Sequence[Device] | None = None,
 ) -> Loop:
-    """The loop of the run's backend; files that lanes name are relative to `directory`.
+    """The loop for the run's backend. The lanes' file paths are relative to `directory`.
 
     Args:
-      only: positions of lanes; blocks that have none of them are left out.
-      devices: to run on; by default one.
-      limited: False where the environment's time limit was added after the run began.
+      only: positions of lanes; blocks with none of them are left out.
+      devices: to run on; default: one.
+      limited: False if the environment's time limit was added after the run began.
 
     Raises:
-      LaneFailure: an environment could not be made or reset.
+      LaneFailure: an environment could not be created or reset.
     """
     lanes = [with_paths(lane, directory) for lane in lanes]
     options: dict[str, Any] = {"episodes": run.episodes, "only": only}
@@ -265,7 +265,7 @@ def make_loop(
 def _offline_loop(
     run: Run, lanes: list[Lane], make: Callable[[int], envs.HostEnvs], options: dict[str, Any]
 ) -> DeviceLoop:
-    """Lanes that learn from as many of their expert's transitions as replay holds."""
+    """A loop of lanes that learn from a replay filled with transitions of their experts."""
     env = make(1)
     try:
         data = demonstrations.of_lanes(run.config, lanes, env)
@@ -277,7 +277,7 @@ def _offline_loop(
 
 
 def _guarded(run: Run, make: Any, *args: Any) -> Any:
-    """Calls a backend; converts anything that an environment's constructor raises."""
+    """Calls a backend and converts exceptions of environment constructors."""
     with envs.failures_of(run.env, ImportError):
         return make(*args, **run.env_options)
 
@@ -289,31 +289,31 @@ def with_paths(lane: Lane, directory: Path) -> Lane:
 
 
 def initial_networks(config: Config, lane: Lane, directory: Path) -> dict[str, Weights]:
-    """The dense initial weights and first masks of a lane, so that they can be rewound."""
+    """The dense initial weights and initial masks of a lane, for rewinding."""
     config = dataclasses.replace(config, execution="masked")
-    own = with_paths(lane, directory)
-    begun = weights.of_agent(weights.given(initial_agent(config, lane), config, own))
+    located = with_paths(lane, directory)
+    sparse = weights.of_agent(weights.given(initial_agent(config, lane), config, located))
     if lane.tiny:
-        return begun
-    # A dense lane of the same seed has the weights off the mask as well.
-    dense = dataclasses.replace(configs.dense_lane(own), masks=None)
-    whole = weights.of_agent(weights.given(initial_agent(config, dense), config, dense))
-    return {k: Weights(whole[k].weights, v.mask) for k, v in begun.items()}
+        return sparse
+    # A dense lane with the same seed also has the weights outside of the mask.
+    lane = dataclasses.replace(configs.dense_lane(located), masks=None)
+    dense = weights.of_agent(weights.given(initial_agent(config, lane), config, lane))
+    return {k: Weights(dense[k].weights, v.mask) for k, v in sparse.items()}
 
 
 # Memory of a process without its lanes: imports, compiled programs, the compiler.
-# Measured with XLA's default flags and nothing cached; compact lanes have a little more to compile.
+# Measured with default XLA flags and an empty cache; compact lanes compile a little more.
 _PROCESS_BYTES = {"masked": 900_000_000, "compact": 960_000_000}
 
 
 def process_bytes(lanes: Sequence[Lane]) -> int:
-    """Memory of a process that trains `lanes`, without the lanes themselves."""
+    """Memory of a process that trains `lanes`, excluding the lanes themselves."""
     return max(_PROCESS_BYTES.get(lane.execution, 0) for lane in lanes)
 
 
 def lane_bytes(run: Run, lane: Lane | None = None) -> int:
-    """Memory of one lane: its replay buffer, networks and moments, the intermediates of
-    an update, and the copy that a checkpoint makes of everything but the buffer."""
+    """Memory of one lane: replay buffer, networks and moments, the intermediates of an update, and
+    the checkpoint's copy of everything except the buffer."""
     lane = lane or run.lanes[0]
     config = dataclasses.replace(run.config, topology=configs.topology_of(lane))
     return _lane_bytes(config, configs.network_lane(config, lane))
@@ -334,14 +334,14 @@ def _lane_bytes(config: Config, lane: Lane) -> int:
 
 
 def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
-    """The most memory that a process training `lanes` (default: the first chunk) takes, at the
-    start, while saving and when resumed."""
+    """Peak memory of a process that trains `lanes` (default: the first chunk), including startup,
+    checkpoints and resume."""
     lanes = run.lanes[: run.chunk or None] if lanes is None else lanes
     return process_bytes(lanes) + sum(lane_bytes(run, lane) for lane in lanes)
 
 
 def chunk_size(run: Run, memory: int) -> int:
-    """Number of lanes that fit into `memory` bytes together."""
+    """Number of lanes that fit into `memory` bytes."""
     each = max(lane_bytes(run, lane) for lane in run.lanes)
     process = process_bytes(run.lanes)
     fits = int(max(0, 0.95 * memory - process) // each)
@@ -357,7 +357,7 @@ def chunk_size(run: Run, memory: int) -> int:
 
 
 def disk_bytes(run: Run) -> int:
-    """Disk that the checkpoints of a run take at most: the replay rows of two chunks, the rest a
-    few times."""
+    """Upper bound on disk space for checkpoints: the replay rows of two chunks, and a few copies of
+    the rest."""
     lanes = min(len(run.lanes), 2 * run.chunk if run.chunk else len(run.lanes))
     return lanes * lane_bytes(run) + (run.keep + 1) * len(run.lanes) * 4_000_000

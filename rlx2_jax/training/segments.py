@@ -1,13 +1,13 @@
-"""Which time steps are plain and which are events, and loops of plain steps without branches.
+"""Divides time steps into plain steps and events, and loops over plain steps without branches.
 
-An event is a time step at which masks may evolve or the buffer is checked; when these happen is
-known in advance. All other steps are plain: policy delay and target updates repeat with a fixed
-period, so the loop's body makes one whole period of time steps and decides nothing at run time.
-On a GPU every conditional would be a round trip to the host.
+An event is a time step at which masks may evolve or the buffer is checked; event times are known in
+advance. All other steps are plain: policy delay and target updates repeat with a fixed period, so
+the loop body runs one full period and needs no run-time conditions. On a GPU every conditional
+would cost a round trip to the host.
 
-A body begins at a fixed multiple of the period after warm-up, whatever time the loop begins at,
-and leaves out the steps that are not asked for. So a time step is always made by the same machine
-code, and a run that was stopped anywhere continues bit for bit.
+Bodies always start at a multiple of the period after warm-up and skip steps that are not requested.
+So the same machine code always executes a given time step, and a run that was stopped anywhere
+continues bit for bit.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from rlx2_jax.training.lane import total_time, warmup_time
 from rlx2_jax.types import Array
 
 Carry = TypeVar("Carry")
-Dues = tuple[Due, ...]  # of the updates of one time step
-# A body makes at most so many updates: each is compiled separately.
+Dues = tuple[Due, ...]  # one `Due` per update of a time step
+# The maximum number of updates in a body, each of which is compiled separately.
 UNROLLED = 8
 _PLAIN = Due(evolve_critic=False, evolve_actor=False)
 
@@ -34,10 +34,9 @@ _PLAIN = Due(evolve_critic=False, evolve_actor=False)
 def phases(config: Config, learn: bool) -> tuple[Dues, ...]:
     """The plain time steps of one loop body: the updates of each, for `lane.plain_step`.
 
-    One whole period of policy delay and target updates, if that is at most `UNROLLED` updates.
-    With more updates in one time step than that, a time step repeats the updates of a period in a
-    loop, and so it does with equal updates that follow one another in a long period. Where neither
-    divides the time step, the body branches on the count.
+    The body is one full period of policy delay and target updates if that has at most `UNROLLED`
+    updates. If a time step has more updates, it loops over the period, or over runs of equal
+    updates in a long period. If neither works, the body branches on the update count.
     """
     if not learn:
         return ((),)
@@ -65,14 +64,14 @@ def phases(config: Config, learn: bool) -> tuple[Dues, ...]:
 def phase(config: Config, t: int) -> Dues:
     """The updates of a plain time step `t`."""
     warm = warmup_time(config)
-    found = phases(config, t > warm)
-    return found[(t - warm - 1) % len(found)]
+    body = phases(config, t > warm)
+    return body[(t - warm - 1) % len(body)]
 
 
 def next_event(config: Config, t: Any) -> Any:
-    """The first event after time `t` (an int, or traced); a time beyond the end if there is none.
+    """The first event after time `t` (an int, or traced), or a time after the end if there is none.
 
-    Evolution is due at multiples of Δ_m updates, or pruning at one update; the buffer's check at
+    Masks evolve at multiples of Δ_m updates, or are pruned at one update; the buffer is checked at
     multiples of Δ_b steps. Δ_m and Δ_b are the gcd over lanes.
     """
     traced = isinstance(t, jax.Array)
@@ -97,14 +96,14 @@ def next_event(config: Config, t: Any) -> Any:
 
 
 def prune_counts(config: Config) -> tuple[int, ...]:
-    """The updates at which networks are pruned, by methods that do it once."""
+    """The update counts at which one-shot methods prune networks."""
     delays = (1, config.policy_delay)
     at = [(config.topology.delayed(d).traits.at, d) for d in delays]
     return tuple(sorted({count * d for count, d in at if count is not None}))
 
 
 def body_start(config: Config, time: Any, learn: bool) -> Any:
-    """The time before the first step of the body that makes the step after `time`."""
+    """The time before the first step of the body that contains the step after `time`."""
     size, first = len(phases(config, learn)), warmup_time(config) if learn else 0
     return first + (time - first) // size * size
 
@@ -118,12 +117,12 @@ def plain_steps(
     step: Callable[[Carry, Array, Dues, Array | bool], Carry],
     going: Callable[[Carry], Array | bool] = lambda carry: True,
 ) -> Carry:
-    """Time steps after `time` up to `until`, none of them an event, in a loop without branches.
+    """Plain time steps from `time + 1` to `until`, in a loop without branches.
 
     Args:
       learn: static; False in warm-up, which must not end before `until`.
-      step: `(carry, t, dues, active)` to the next carry; `dues` (static) are the updates, and
-        where `active` is False nothing may change.
+      step: maps `(carry, t, dues, active)` to the next carry; `dues` (static) are the updates. If
+        `active` is False, nothing may change.
       going: False ends the loop after the current body.
     """
     bodies = phases(config, learn)
@@ -153,8 +152,8 @@ def all_steps(
     plain: Callable[[Carry, Array, Dues, Array | bool], Carry],
     event: Callable[[Carry, Array], Carry],
 ) -> Carry:
-    """Time steps after `time` up to `until`, events included, in one traced program: a loop over
-    segments, each a loop of plain steps (as in `plain_steps`) and the event after them."""
+    """Time steps from `time + 1` to `until`, including events, in one traced program: a loop over
+    segments, each a loop of plain steps (as in `plain_steps`) followed by an event."""
     last = jnp.asarray(until, jnp.int32)
 
     def segment(args: tuple[Array, Carry]) -> tuple[Array, Carry]:
@@ -169,7 +168,7 @@ def all_steps(
 
 
 def select(active: Array | bool, new: Carry, old: Carry) -> Carry:
-    """`new` where `active`, else `old`; for small arrays."""
+    """`new` if `active`, else `old`; for small arrays."""
     if active is True:
         return new
     return jax.tree.map(lambda a, b: jnp.where(active, a, b), new, old)

@@ -1,4 +1,4 @@
-"""What a checkpoint saves of a group of lanes: arrays by name, written and read through Orbax."""
+"""Snapshots of a group of lanes for checkpoints: arrays by name, stored through Orbax."""
 
 import logging
 import sys
@@ -17,22 +17,22 @@ ROWS = ("data", "flags", "mean")  # the ring arrays of replay, kept in separate 
 
 
 class Snapshot(NamedTuple):
-    """What is saved of one group of lanes at one time."""
+    """The saved state of one group of lanes."""
 
     time: int
-    state: LaneState  # without the ring arrays of its replay, once saved
+    state: LaneState  # ring arrays of replay are saved separately
     env: Any  # a pytree of arrays
 
 
 def take(arrays: dict[str, np.ndarray], group: int, like: Any) -> Any:
-    """A tree like `like`, which is a part of a group's `{"state": ..., "env": ...}`, with the
-    leaves that a checkpoint has under the same names."""
+    """A tree with the structure of `like` (a subtree of a group's `{"state": ..., "env": ...}`) and
+    the checkpoint's leaves of the same names."""
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     return jax.tree.unflatten(structure, [arrays[_name(group, path)] for path, _ in paths])
 
 
 def payload(snapshot: Snapshot) -> dict[str, Any]:
-    """What goes through Orbax: everything but the replay rows."""
+    """The part of a snapshot that Orbax stores: everything except the replay rows."""
     replay = snapshot.state.replay._asdict()
     small = {k: v for k, v in replay.items() if k not in ROWS}
     return {"state": snapshot.state._replace(replay=small), "env": snapshot.env}  # pyright: ignore
@@ -45,7 +45,7 @@ def _name(group: int, path: tuple[Any, ...]) -> str:
 
 
 def named(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """All leaves but the replay rows, by name."""
+    """All leaves except the replay rows, by name."""
     return {
         _name(group, path): leaf
         for group, snapshot in enumerate(snapshots)
@@ -54,12 +54,12 @@ def named(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Type and shape, e.g. "float32[2,256]"."""
+    """Dtype and shape, e.g. "float32[2,256]"."""
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def check_same(found: dict[str, np.ndarray], expected: dict[str, str]) -> None:
-    """Names, shapes and types of arrays against those expected."""
+    """Raises Damaged unless names, shapes and dtypes of arrays are as expected."""
     for name in sorted({*found, *expected}):
         ours = expected.get(name, "absent")
         theirs = form(found[name]) if name in found else "absent"
@@ -68,7 +68,7 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, str]) -> None:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> dict[str, str | None]:
-    """Writes arrays to a new folder; the digests of its files."""
+    """Writes arrays to a new folder; returns the digests of its files."""
     ocp = _orbax()
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
         writer.save(folder.resolve(), args=ocp.args.PyTreeSave(arrays))
@@ -81,7 +81,7 @@ def read(folder: Path, digests: dict[str, str | None]) -> dict[str, np.ndarray]:
     Raises:
       Damaged: a file is missing or was changed.
     """
-    # Before Orbax reads any of them: it neither verifies nor complains in an orderly way.
+    # Verify first: Orbax checks no digests, and its errors on damaged files vary.
     actual = _digests(folder)
     if actual != digests:
         wrong = [n for n in sorted({*actual, *digests}) if actual.get(n) != digests.get(n)]
@@ -102,15 +102,15 @@ def _digests(folder: Path) -> dict[str, str | None]:
 
 
 def _except_late_writes(unraisable: Any) -> None:
-    """`sys.unraisablehook` without what TensorStore tells of a failed checkpoint: Orbax has closed
-    the event loop when the other writes end. `save` raises the error that came first."""
+    """A `sys.unraisablehook` that hides follow-up errors of a failed checkpoint: TensorStore writes
+    that end after Orbax has closed the event loop. `save` raises the first error."""
     if str(unraisable.exc_value) != "Event loop is closed":
         _report_unraisable(unraisable)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the tracebacks that asyncio and Orbax log of failed writes of a checkpoint: `save`
-    raises the error itself."""
+    """False for tracebacks that asyncio and Orbax log for failed checkpoint writes, since `save`
+    raises the error."""
     if record.exc_info and "orbax" in Path(record.pathname).parts:
         return False
     error = record.exc_info[1] if record.exc_info else None
@@ -123,7 +123,7 @@ for _library in ("asyncio", "absl"):
 
 
 def _orbax() -> Any:
-    """Imported when a checkpoint is first written or read: it takes seconds."""
+    """Imports Orbax on first use, since the import takes seconds."""
     import orbax.checkpoint
 
     return orbax.checkpoint

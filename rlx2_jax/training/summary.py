@@ -20,13 +20,13 @@ class LaneResult(NamedTuple):
 
     number: int
     lane: Lane
-    history: list[dict[str, Any]]  # its rows of evaluations.csv
+    history: list[dict[str, Any]]  # its rows in evaluations.csv
     last: dict[str, Any]  # its newest report
     seconds: float  # of training, without evaluation
 
 
 def summarize(run: Run, results: Sequence[LaneResult], **more: Any) -> dict[str, Any]:
-    """The contents of `summary.json`, with `more` entries."""
+    """The contents of `summary.json`, extended by `more`."""
     config, rows = run.config, []
     for result in results:
         lane, last = result.lane, result.last
@@ -107,7 +107,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def plot(run: Run, results: Sequence[LaneResult]) -> bytes:
-    """`curves.png`: the return against environment steps, by method, mean and range of seeds."""
+    """`curves.png`: return against environment steps, by method, as mean and range over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -116,13 +116,13 @@ def plot(run: Run, results: Sequence[LaneResult]) -> bytes:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     results = [r for r in results if r.history]
     for i, method in enumerate(dict.fromkeys(r.lane.method for r in results)):
-        own = [r for r in results if r.lane.method == method]
-        shared = min(len(r.history) for r in own)  # lanes of an unfinished run may differ
-        steps = [row["step"] for row in own[0].history[:shared]]
-        returns = np.array([[row["mean_return"] for row in r.history[:shared]] for r in own])
-        name = f"{method} ({len(own)} seed{'s' if len(own) > 1 else ''})"
+        group = [r for r in results if r.lane.method == method]
+        shared = min(len(r.history) for r in group)  # lanes of an unfinished run may differ
+        steps = [row["step"] for row in group[0].history[:shared]]
+        returns = np.array([[row["mean_return"] for row in r.history[:shared]] for r in group])
+        name = f"{method} ({len(group)} seed{'s' if len(group) > 1 else ''})"
         axes.plot(steps, returns.mean(axis=0), color=f"C{i}", label=name, lw=1.8)
-        if len(own) > 1:
+        if len(group) > 1:
             low, high = returns.min(axis=0), returns.max(axis=0)
             axes.fill_between(steps, low, high, color=f"C{i}", alpha=0.15, lw=0)
     axes.set(

@@ -1,11 +1,10 @@
 """Sends the rows of a run's logs to trackers (`rlx2_jax.trackers`).
 
-Trackers follow the logs: a row is sent once a checkpoint holds it, so no resume takes it back. The
-tracker itself says which rows it has. Rows that a kill kept back, or that a service refused, are
-therefore sent later, and none is sent twice. A lane has one row per step, with the columns of both
-tables.
+A row is sent once a checkpoint contains it, so resuming never retracts it. Each tracker reports the
+last step it has received, so rows that a kill or a service error held back are sent later, and none
+is sent twice. A lane has one row per step, with the columns of both tables.
 
-Everything happens in a thread of its own. A failure is reported and never reaches the run.
+All sending happens in a background thread. Failures are reported and never affect the run.
 """
 
 import csv
@@ -28,8 +27,8 @@ NAME = "tracker.json"
 PROJECT = "rlx2"
 _TABLES = (METRICS, EVALUATIONS)
 _NO_METRICS = ("lane", "method", "seed", "step", "weights")
-_PATIENCE = 300.0  # seconds for the last rows of a finished run
-_PATIENCE_STOPPED = 20.0  # of one that has to stop
+_PATIENCE = 300.0  # seconds to send the last rows of a finished run
+_PATIENCE_STOPPED = 20.0  # the same for a stopped run
 
 Row = dict[str, float]
 Rows = dict[int, dict[int, Row]]  # by lane and step
@@ -37,8 +36,8 @@ Rows = dict[int, dict[int, Row]]  # by lane and step
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """The trackers of a run, and how lanes are grouped there; by default under the name of the run
-    directory. `tracker.json` keeps it for later sessions."""
+    """The trackers of a run and the grouping of its lanes there (default: by the name of the run
+    directory). `tracker.json` stores this for later sessions."""
 
     trackers: tuple[str, ...] = ()
     project: str = PROJECT
@@ -52,7 +51,7 @@ class Tracking:
     def __init__(
         self, track: Track | None, run: Run, directory: Path, warn: Warn, *, restart: bool = False
     ):
-        """`track`: None for the trackers of the session before, if there were any."""
+        """`track`: None for the trackers of the previous session, if any."""
         self._run, self._directory, self._warn = run, directory, warn
         self._track, self._id = _begin(track, directory, warn, restart=restart)
         self._feeds = [_Feed(name, self._open, warn) for name in self._track.trackers]
@@ -66,7 +65,7 @@ class Tracking:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Waits for the last rows, but not forever."""
+        """Waits for the last rows, with a timeout."""
         if not self._feeds:
             return
         self._queue.put(None)
@@ -77,15 +76,15 @@ class Tracking:
                 lanes = f"rows of {len(feed.behind)} lanes" if feed.behind else "rows"
                 self._warn(
                     f"warning: {feed.name} may lack {lanes} "
-                    f"({feed.problem or 'it has not answered in time'}): "
+                    f"({feed.problem or 'it did not respond in time'}): "
                     f"{resume_command(self._run, self._directory)} sends them"
                 )
 
     def publish(self, sizes: Mapping[str, int], before: int | None = None) -> None:
-        """Sends what is new in the first `sizes` bytes of the logs.
+        """Sends new rows among the first `sizes` bytes of the logs.
 
         Args:
-          before: keep rows of this step and later ones back: more of them may follow.
+          before: hold back rows of this step and later ones, which may be incomplete.
         """
         if self._feeds:
             self._queue.put((dict(sizes), before))
@@ -104,7 +103,7 @@ class Tracking:
 
     def _open(self, name: str, lane: int) -> Tracker:
         run, track = self._run, self._track
-        own = run.lanes[lane - run.first]
+        settings = run.lanes[lane - run.first]
         shared = {
             "env": run.env,
             "backend": run.backend,
@@ -114,24 +113,24 @@ class Tracking:
         return trackers.TRACKERS[name].open(
             TrackedLane(
                 id=f"{self._id}-{lane}",
-                name=label(own, lane),
+                name=label(settings, lane),
                 group=track.group,
                 job=track.job,
                 project=track.project,
-                config={**dataclasses.asdict(own), **shared},
+                config={**dataclasses.asdict(settings), **shared},
                 directory=self._directory,
             )
         )
 
 
 def _begin(track: Track | None, directory: Path, warn: Warn, *, restart: bool) -> tuple[Track, str]:
-    """The trackers of this session and the run's id in them; both are kept in the directory."""
+    """The trackers of this session and the run's id; both are stored in the run directory."""
     path, before = directory / NAME, {}
     if path.exists():
         try:
             before = files.read_json(path)
         except Damaged as error:
-            warn(f"warning: {error}: trackers get this run as a new one")
+            warn(f"warning: {error}: trackers treat this run as a new one")
     if track is None:
         fields = [field.name for field in dataclasses.fields(Track)]
         track = Track(**{k: _plain(before[k]) for k in fields if k in before})
@@ -139,7 +138,7 @@ def _begin(track: Track | None, directory: Path, warn: Warn, *, restart: bool) -
     track = dataclasses.replace(track, group=track.group or name, job=track.job or name)
     known = [x for x in track.trackers if x in trackers.TRACKERS]
     for missing in sorted({*track.trackers} - {*known}):
-        warn(f"warning: there is no tracker {missing!r} (was it added with --use?): left out")
+        warn(f"warning: there is no tracker {missing!r} (was it added with --use?): ignored")
     own_id = str(before.get("id", "")) if not restart else ""
     now = {**dataclasses.asdict(track), "id": own_id or secrets.token_hex(4)}
     if (track.trackers or before) and now != {k: _plain(v) for k, v in before.items()}:
@@ -160,18 +159,18 @@ class _Feed:
     def __init__(self, name: str, open_lane: Any, warn: Warn):
         self.name, self._open, self._warn = name, open_lane, warn
         self._lanes: dict[int, Tracker] = {}
-        self.behind: set[int] = set()  # lanes with rows that were not taken
+        self.behind: set[int] = set()  # lanes with unsent rows
         self.problem = ""
 
     def send(self, rows: Rows, again: Rows) -> None:
-        """Sends new rows, and of lanes that are behind all that they lack (`again` has all)."""
+        """Sends new rows; lanes that are behind get all missing rows (`again` has all rows)."""
         failing = bool(self.behind)
         for lane in sorted({*rows, *self.behind}):
-            own = again.get(lane, {}) if lane in self.behind else rows[lane]
+            pending = again.get(lane, {}) if lane in self.behind else rows[lane]
             try:
-                self._send(lane, own)
+                self._send(lane, pending)
                 self.behind.discard(lane)
-            except Exception as error:  # whatever a tracker raises
+            except Exception as error:  # trackers may raise anything
                 self.behind.add(lane)
                 self._failed(f"{files.first_line(error)}", quiet=failing)
                 failing = True
@@ -191,8 +190,8 @@ class _Feed:
         self.problem = problem
         if not quiet:
             self._warn(
-                f"warning: {self.name} failed ({problem}); training goes on, and its rows are sent "
-                f"when that works again"
+                f"warning: {self.name} failed ({problem}); training continues, and its rows are "
+                f"sent once it works again"
             )
 
     def close(self, summaries: Mapping[int, Mapping[str, Any]] | None) -> None:
@@ -205,19 +204,19 @@ class _Feed:
 
 
 class _Reader:
-    """Reads tables from where it stopped before."""
+    """Reads tables incrementally."""
 
     def __init__(self, directory: Path):
         self._directory = directory
         self._read: dict[str, int] = dict.fromkeys(_TABLES, 0)  # bytes
         self._columns: dict[str, list[str]] = {}
-        self._kept: list[tuple[int, int, Row]] = []  # lane, step, columns: not complete yet
+        self._kept: list[tuple[int, int, Row]] = []  # held back: lane, step, columns
 
     def read(self, sizes: Mapping[str, int], before: int | None) -> Rows:
-        """New rows below `before`, those of both tables merged."""
-        found = self._kept + [row for name in _TABLES for row in self._table(name, sizes[name])]
+        """New rows before step `before`, merged from both tables."""
+        new = self._kept + [row for name in _TABLES for row in self._table(name, sizes[name])]
         self._kept, rows = [], {}
-        for lane, step, row in found:
+        for lane, step, row in new:
             if before is not None and step >= before:
                 self._kept.append((lane, step, row))
             else:
@@ -247,4 +246,4 @@ def _number(text: str) -> float | None:
     try:
         return int(text) if text.lstrip("-").isdecimal() else float(text)
     except ValueError:
-        return None  # empty, or a text
+        return None  # empty, or text

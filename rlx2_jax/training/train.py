@@ -1,4 +1,4 @@
-"""The launcher as a function."""
+"""`rlx2 train` as a function."""
 
 import difflib
 import time
@@ -30,38 +30,37 @@ def train(
     devices: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Trains lanes of one environment, as `rlx2 train` does; returns the summary.
+    """Trains lanes on one environment, like `rlx2 train`; returns the summary.
 
     Args:
       env: the environment's id, for instance "Hopper-v5".
-      logdir: the run directory; by default a new one below `runs/`.
-      resume: continue the run of `logdir` if it has one; its settings must be the same.
+      logdir: the run directory; default: a new one in `runs/`.
+      resume: continue the run in `logdir`, if any; its settings must be the same.
       progress: show a progress display on standard error.
-      say: prints a line for the user, instead of the progress display.
-      max_episode_steps: another time limit.
-      tracker: trackers that receive every lane as a run (`wandb`, `trackio`), and their project.
+      say: prints a line for the user; default: above the progress display.
+      max_episode_steps: overrides the time limit.
+      tracker: trackers that receive every lane as a run (`wandb`, `trackio`).
+      tracker_project: their project.
       devices: how many devices to use, 0 for all.
-      settings: any flag of `rlx2 train` by its name (`method`, `seeds`, `steps`,
-        `actor_sparsity`, `hidden`, ...). Settings of lanes may be lists: every combination,
-        with every seed, is a lane.
+      settings: any flag of `rlx2 train` by name (`method`, `seeds`, `steps`, `actor_sparsity`,
+        `hidden`, ...). Lane settings may be lists; lanes are the product of all lists and seeds.
 
     Returns:
-      The contents of `summary.json` (for each lane its final score, sparsities and speed) and
-      `logdir`.
+      The contents of `summary.json` (final score, sparsities and speed of each lane) and `logdir`.
 
     Raises:
-      SettingError: settings that are unknown, not allowed or contradict each other.
+      SettingError: settings are unknown, invalid or contradict each other.
       RunError: the run cannot start or continue.
 
     >>> import tempfile
     >>> import rlx2_jax as rlx2
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = rlx2.train(
+    ...     summary = rlx2.train(
     ...         "rlx2_jax/Truncation-v0", logdir=folder, method=["dense", "rlx2"], seeds=2,
     ...         steps=60, warmup=20, hidden=(8, 8), batch_size=8, eval_interval=30, episodes=1,
     ...         progress=False, say=lambda line: None,
     ...     )
-    >>> [lane["method"] for lane in found["lanes"]]
+    >>> [lane["method"] for lane in summary["lanes"]]
     ['dense', 'dense', 'rlx2', 'rlx2']
     """
     names = (tracker,) if isinstance(tracker, str) else tuple(tracker or ())
@@ -82,12 +81,12 @@ def train(
     if not resume:
         preflight.check(run, directory)
     options: dict[str, Any] = {"progress": progress, "say": say, "devices": devices, "track": track}
-    found = distributed.train(run, directory, resume=resume, **options)
-    return {**(found or {}), "logdir": str(directory)}
+    summary = distributed.train(run, directory, resume=resume, **options)
+    return {**(summary or {}), "logdir": str(directory)}
 
 
 def _values(env: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """All settings in the form of the launcher's flag values."""
+    """All settings as flag values of `rlx2 train`."""
     known = {*_OWN, *_OPTIONS, *lane_product.LANE_NAMES, "expert", "pipeline"}
     for name in settings:
         if name not in known:

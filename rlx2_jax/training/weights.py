@@ -1,8 +1,8 @@
-"""Networks in files: what every lane began with (`initial/`) and ended with (`final/`).
+"""Network files: the initial (`initial/`) and final (`final/`) networks of every lane.
 
-One `.npz` per lane, dense arrays under path-like names, e.g. `critic/weights/q1/Dense_0/kernel` and
-`critic/mask/q1/Dense_0/kernel`. Later runs take their beginnings from them: weights rewound, masks
-frozen, an expert's critic.
+One `.npz` per lane, with dense arrays under names such as `critic/weights/q1/Dense_0/kernel` and
+`critic/mask/q1/Dense_0/kernel`. Later runs can load rewound weights, frozen masks or an expert's
+critic from them.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ _DTYPES = {"weights": (np.float32,), "mask": (np.bool_,), "stats": (np.float32, 
 
 
 class Weights(NamedTuple):
-    """One network of a file: dense arrays, and where its links are."""
+    """One network of a file: dense weights and masks."""
 
     weights: Params
     mask: Masks
-    stats: Params | None = None  # running statistics of observations, where it has them
+    stats: Params | None = None  # running observation statistics, if the network has any
 
 
 def save(path: Path, networks: dict[str, Weights]) -> None:
-    """Writes the networks of one lane, whole or not at all."""
+    """Writes the networks of one lane atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, to_bytes(networks))
 
 
 def to_bytes(networks: dict[str, Weights]) -> bytes:
-    """The contents of such a file."""
+    """The contents of a network file."""
     return archive.to_bytes(_arrays(networks))
 
 
 def _arrays(networks: dict[str, Weights]) -> dict[str, np.ndarray]:
-    """All arrays by their names in a file."""
+    """All arrays, by their name in a file."""
     return {
         "/".join([name, part, *(k.key for k in keys)]): np.asarray(leaf)
         for name, network in networks.items()
@@ -53,7 +53,7 @@ def _arrays(networks: dict[str, Weights]) -> dict[str, np.ndarray]:
 
 
 def digest(networks: dict[str, Weights]) -> str:
-    """SHA-256 of one lane's networks: names, shapes, types and bytes of all weights and masks."""
+    """SHA-256 of one lane's networks: names, shapes, dtypes and bytes of all weights and masks."""
     hashed = hashlib.sha256()
     for name, array in _arrays(networks).items():
         hashed.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
@@ -62,7 +62,7 @@ def digest(networks: dict[str, Weights]) -> str:
 
 
 def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weights]:
-    """The networks that `save` wrote; a ValueError names a file that holds anything else."""
+    """Reads a file written by `save`; raises ValueError if it is anything else."""
     what = "a file of network weights"
     networks: dict[str, dict[str, Any]] = {}
     if not path.exists():
@@ -89,7 +89,7 @@ def load(path: Path, *, most_bytes: int = archive.MOST_BYTES) -> dict[str, Weigh
 
 
 def of_agent(agent: Any) -> dict[str, Weights]:
-    """The networks of one lane's agent, of either form."""
+    """The networks of one lane's agent, masked or compact."""
     networks = {}
     for name in NETWORKS:
         if (network := getattr(agent, name, None)) is not None:
@@ -100,34 +100,35 @@ def of_agent(agent: Any) -> dict[str, Weights]:
 
 
 def _by_name(tree: Params, network: Network) -> Params:
-    """A tree of one network as files have it: the members of an ensemble as `q1`, `q2`, ..."""
+    """A network's tree as stored in files, with ensemble members as `q1`, `q2`, ..."""
     if network.members is None:
         return tree
     return {f"q{i + 1}": jax.tree.map(lambda x: x[i], tree) for i in range(network.members)}  # noqa: B023
 
 
 def _stacked(tree: Params) -> Params:
-    """The members `q1`, `q2`, ... of a file as one tree with a leading axis."""
+    """The inverse of `_by_name`: stacks `q1`, `q2`, ... along a leading axis."""
     return jax.tree.map(lambda *x: jnp.stack(x), *(tree[f"q{i + 1}"] for i in range(len(tree))))
 
 
 def given(agent: Any, config: Config, lane: Lane) -> Any:
-    """`agent` with the weights and masks that its lane names in place of its own.
+    """`agent` with the weights and masks from the files that its lane names.
 
-    The lane's `weights` file gives dense weights, its `masks` file gives the links; where only one
-    is named the other stays the agent's own. Moments begin at zero. Paths may lead anywhere: files
-    are only read, as plain arrays of this run's shapes.
+    The lane's `weights` file gives dense weights, its `masks` file gives the masks; without a file
+    the agent keeps its initial ones. Moments start at zero. Any path is safe: files are only read,
+    as plain arrays of this run's shapes.
     """
     if lane.weights is None and lane.masks is None:
         return agent
-    # Room for files of wider networks, whose error is more helpful.
+    # Allow somewhat larger files: the shape check gives a better error for wider networks.
     most = max(2**26, 8 * sum(x.nbytes for x in jax.tree.leaves(agent)))
     from_weights = load(Path(lane.weights), most_bytes=most) if lane.weights else {}
     from_masks = load(Path(lane.masks), most_bytes=most) if lane.masks else {}
 
-    def begin(name: str, own: Network) -> Network:
-        network = convert.to_masked(own)
-        kept = Weights(_by_name(network.params, own), _by_name(network.masks, own), own.stats)
+    def begin(name: str, initial: Network) -> Network:
+        network = convert.to_masked(initial)
+        params, live = (_by_name(x, initial) for x in (network.params, network.masks))
+        kept = Weights(params, live, initial.stats)
         dense, stats = kept.weights, kept.stats
         if name in from_weights:
             dense, _, stats = from_weights[name]
@@ -140,15 +141,15 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
             _check_shapes(f"{name} of {file}", tree, like)
         _check_links(f"{name} of {lane.masks}", mask, kept.mask)
         dense, mask, stats = jax.tree.map(jnp.asarray, (dense, mask, stats))
-        if own.members is not None:
+        if initial.members is not None:
             dense, mask = _stacked(dense), _stacked(mask)
         params = masks.apply(dense, mask)
         target = None
-        if own.target is not None:
+        if initial.target is not None:
             target = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
-        fields = {"members": own.members, "module": own.module, "stats": stats}
+        fields = {"members": initial.members, "module": initial.module, "stats": stats}
         network = optimize.init(params, mask, target=target, grow=config.grow, **fields)
-        return convert.like(network, own)
+        return convert.like(network, initial)
 
     return agent._replace(
         **{name: begin(name, getattr(agent, name)) for name in NETWORKS if hasattr(agent, name)}
@@ -161,7 +162,7 @@ def expert(path: str, config: Config) -> Params:
     if "critic" not in networks:
         raise ValueError(f"{path} has no critic: name a file of a finished TD3 run's final/")
     critics, _, stats = networks["critic"]
-    # An MLP may have other hidden layers than this run's.
+    # An expert MLP may have different hidden layers from this run's.
     module = None if config.critic_module.chain else config.critic_module
     stats = jax.tree.map(jnp.asarray, stats)
     return masked.bind(_stacked(critics), members=len(critics), module=module, stats=stats)
@@ -178,8 +179,8 @@ def expert_actor(path: str, config: Config) -> Params:
 def _check_shapes(what: str, tree: Any, like: Any) -> None:
     if jax.tree.map(np.shape, tree) != jax.tree.map(np.shape, like):
         raise ValueError(
-            f"the {what} has other shapes than this run's: use the same environment, "
-            f"--architecture and sizes of networks"
+            f"the {what} has different shapes from this run's: use the same environment, "
+            f"--architecture and network sizes"
         )
 
 
@@ -188,5 +189,5 @@ def _check_links(what: str, mask: Masks, like: Masks) -> None:
     if counts[0] != counts[1]:
         raise ValueError(
             f"the {what} has {sum(counts[0]):,} live parameters where this lane's sparsity gives "
-            f"{sum(counts[1]):,} (or others per layer): give the lane the sparsities of that run"
+            f"{sum(counts[1]):,} (or differs per layer): give the lane the sparsities of that run"
         )
