@@ -1,4 +1,4 @@
-"""Random masked networks and their plain dense form, for the tests of compact networks."""
+"""Random masked networks and their dense equivalents, for the tests of compact networks."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-# A process that has more than this after a module forgets its compiled programs.
+# A process that uses more than this after a module drops its compiled programs.
 MEMORY = 2_500_000_000
 
 
@@ -37,7 +37,7 @@ def bounded_memory():
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
+    """Resident bytes of this process; 0 if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -52,7 +52,7 @@ def _return_freed_memory() -> None:
 
 @pytest.fixture(scope="session")
 def golden():
-    """`golden(name)` gives the arrays and the settings of one golden case."""
+    """`golden(name)` returns the arrays and settings of one golden case."""
 
     def load(name: str):
         settings = json.loads((GOLDEN / f"{name}.json").read_text())

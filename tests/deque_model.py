@@ -1,4 +1,4 @@
-"""The replay buffer as a plain-Python deque, and environments to fill both."""
+"""A plain-Python deque model of the replay buffer, and environments to fill both."""
 
 from collections import deque
 from typing import Any
@@ -36,7 +36,7 @@ def example(envs: int, obs: int = OBS, act: int = ACT, mean: bool = True) -> Tra
 
 
 class Stream:
-    """Environments whose every observation, action and reward is a number never seen before."""
+    """Environments in which every observation, action and reward is unique."""
 
     def __init__(self, envs: int, seed: int, p_end: float = 0.15):
         self.rng, self.envs, self.p_end, self.count = np.random.default_rng(seed), envs, p_end, 0
@@ -59,7 +59,7 @@ class Stream:
 
 
 class Model:
-    """The buffer as a deque of steps, and a deque of the steps that own a final observation."""
+    """The buffer as a deque of steps, and a deque of steps with a stored final observation."""
 
     def __init__(self, buf: buffer.Buffer):
         self.rows = buffer.capacity(buf) // buf.data.shape[1]
@@ -88,7 +88,7 @@ class Model:
         return np.stack([getattr(t, name) for _, t in self.steps])
 
     def windows(self, n: int) -> Batch:
-        """All windows of n steps, in the order of their starts, and of environments in these."""
+        """All windows of n steps, ordered by start and then by environment."""
 
         def cut(name: str) -> np.ndarray:
             x = self.field(name)

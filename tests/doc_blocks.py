@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """The needs that this machine does not meet."""
+        """The requirements that this machine lacks."""
         return [name for name in self.needs if not available(name)]
 
 
@@ -63,7 +63,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def parse_marker(text: str) -> tuple[tuple[str, ...], bool]:
-    """What a marker says; comments that are no markers say nothing."""
+    """The content of a marker; None for other comments."""
     if text == "slow":
         return (), True
     if text.startswith("needs:"):

@@ -13,7 +13,7 @@ from rlx2_jax.networks.evolution import Evolution, Update
 from rlx2_jax.sparse import masks
 from rlx2_jax.types import Batch, Network
 
-# Lanes that differ in all that may differ between lanes of one program.
+# Lanes that differ in everything that may differ within one program.
 LANES = (
     config.Lane(seed=0, method="dense", discount=0.9),
     config.Lane(seed=1, method="tiny", learning_rate=1e-3, tau=0.02),
@@ -90,7 +90,7 @@ def over_lanes(algo: Any, cfg: config.Config) -> Callable[..., tuple[Any, Any]]:
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    """Lanes side by side."""
+    """Lanes stacked along a new leading axis."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
@@ -100,7 +100,7 @@ def lane_of(tree: Any, i: int) -> Any:
 
 
 def assert_equal(a: Any, b: Any) -> None:
-    """The same bits."""
+    """Bitwise equality."""
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 

@@ -41,7 +41,7 @@ CASES = {
 
 
 def actor(case: Case, seed: int = 0) -> tuple[Any, Any]:
-    """Parameters and masks, with weights large enough for actions all over [-1, 1]."""
+    """Parameters and masks, with weights large enough that actions cover [-1, 1]."""
     rng = np.random.default_rng(seed)
     params, masks = {}, {}
     for i, (n_in, n_out) in enumerate(zip(case.sizes[:-1], case.sizes[1:])):
@@ -62,7 +62,7 @@ def policy_of(case: Case, **bounds: Any) -> SparsePolicy:
 
 
 def expected(case: Case, obs: np.ndarray) -> np.ndarray:
-    """What the JAX actor does."""
+    """Actions of the JAX actor."""
     act = networks.squashed_mean if case.kind == "sac" else networks.policy
     return np.asarray(act(masked.bind(actor(case)[0]), jnp.asarray(obs)))
 
@@ -109,7 +109,7 @@ def simba(
 
 
 def run_steps(params: Any, steps: list[tuple[Any, ...]], obs: np.ndarray) -> np.ndarray:
-    """What steps do, in float32 JAX, written apart from the exporters."""
+    """An implementation of the steps in float32 JAX, independent of the exporters."""
     x, saved = jnp.asarray(obs), []
     vector = lambda a: jnp.asarray(a, jnp.float32)[None]  # noqa: E731
     for name, *args in steps:
@@ -175,7 +175,7 @@ def finished_run(
     env: str = "InvertedPendulum-v5",
     **fields: Any,
 ) -> Run:
-    """The directory of a run that has ended, of lanes with these scores and random actors."""
+    """A finished run directory with lanes of these scores and random actors."""
     case = PENDULUM
     cfg = config.make("td3", 4, 1, hidden=case.sizes[1:-1], **SHORT)
     networks = []
@@ -196,7 +196,7 @@ def write_finished(
     env: str = "InvertedPendulum-v5",
     **fields: Any,
 ) -> Run:
-    """The directory of a run that has ended with these scores and networks."""
+    """A finished run directory with these scores and networks."""
     own = tuple(config.resolve(cfg, lane) for lane, _ in lanes)
     run = Run(env, cfg, own, env_options={"max_episode_steps": 40}, **fields)
     directory.mkdir(parents=True)

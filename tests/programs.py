@@ -1,4 +1,4 @@
-"""What a traced or compiled program contains, and where."""
+"""Inspection of traced and compiled programs."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A small collected unit; `PYTHONPATH=. python tests/recorded_unit.py` records it anew."""
+"""A small collected unit; `PYTHONPATH=. python tests/recorded_unit.py` records it again."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Directories as sweeps leave them, with returns that a test chooses."""
+"""Synthetic sweep directories, with returns chosen by the test."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ LEVEL = {"dense": 3000, "tiny": 1500, "ss": 1700, "set": 2000, "rigl": 2300, "rl
 
 
 def learning(total: int, noise: float = 100.0) -> Returns:
-    """Returns that rise to a level by method, with noise that a seed and step decide."""
+    """Returns that rise to a level set by method, with noise seeded by seed and step."""
 
     def returns(name: str, seed: int, step: int) -> float:
         level = LEVEL.get(name, 1800 + 97 * (sum(map(ord, name)) % 13))

@@ -1,4 +1,4 @@
-"""What a run directory holds, read as a resumed run reads it."""
+"""Reads run directories as a resumed run does."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ from rlx2_jax.training.run import Run, read_run
 
 
 def environment(count: int) -> dict[str, str]:
-    """The variables of a process with `count` devices."""
+    """The environment variables for a process with `count` devices."""
     flag = f"--xla_force_host_platform_device_count={count}"
     whole = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     own = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": whole, "JAX_COMPILATION_CACHE_DIR": ""}
@@ -35,7 +35,7 @@ def environment(count: int) -> dict[str, str]:
 
 
 def in_a_process(case: str, count: int) -> Any:
-    """What a case prints, in a process with `count` devices."""
+    """The output of a case in a process with `count` devices."""
     command = [sys.executable, __file__, case]
     done = subprocess.run(
         command, env=environment(count), capture_output=True, text=True, timeout=1500
@@ -45,18 +45,18 @@ def in_a_process(case: str, count: int) -> Any:
 
 
 def logs(directory: Path) -> dict[str, str]:
-    """What must not depend on devices: evaluations hold digests of all weights and masks."""
+    """Results that must not depend on devices; evaluations contain digests of weights and masks."""
     return {name: (directory / name).read_text() for name in ("evaluations.csv", "metrics.csv")}
 
 
 def stopped_at(step: int) -> Callable[[], str | None]:
-    """Interrupts a run after so many calls."""
+    """Interrupts a run after a number of calls."""
     calls = iter(range(10**9))
     return lambda: "the test says so" if next(calls) >= step else None
 
 
 def resumed(run: Run, scratch: Path, numbers: list[int], stop: int) -> dict[str, Any]:
-    """A run on `numbers[0]` devices, stopped on the way, continued on each of the others."""
+    """A run on `numbers[0]` devices, stopped midway, continued on each of the other numbers."""
     for i, count in enumerate(numbers):
         last = i + 1 == len(numbers)
         more: Any = {} if last else {"interrupt": stopped_at(stop)}
@@ -95,7 +95,7 @@ def eight() -> Any:
 
 
 def compact() -> Any:
-    """Live links only, eight lanes in one program: the kernels share one pool of threads."""
+    """Eight compact lanes in one program, whose kernels share one thread pool."""
     run = small_run()
     cfg = dataclasses.replace(run.config, hidden=(32, 32))
     lanes = [config.Lane(seed=s, b_min=60, t0=100, mask_interval=10) for s in range(8)]

@@ -1,4 +1,4 @@
-"""A SLURM cluster of this machine alone, of Debian's packages (slurm-wlm, munge), for tests."""
+"""A one-machine SLURM cluster for tests, from Debian's packages (slurm-wlm, munge)."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def _free_port() -> int:
 
 
 class Cluster:
-    """Daemons that run in `directory`; `environment` leads its clients to them."""
+    """Daemons that run in `directory`; `environment` points clients to them."""
 
     def __init__(self, directory: Path):
         self.directory, self.node = directory, socket.gethostname()
@@ -137,7 +137,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(directory: Path) -> Iterator[Cluster]:
-    """A cluster for the time of a test."""
+    """A cluster that lives as long as a test."""
     cluster = Cluster(directory)
     try:
         cluster.start()

@@ -1,4 +1,4 @@
-"""Runs of seconds, in which everything happens that happens in long ones."""
+"""Runs of a few seconds that exercise everything that long runs do."""
 
 import csv
 import dataclasses
@@ -44,7 +44,7 @@ def small_run(env: str = "InvertedPendulum-v5", algo: str = "td3", **fields) -> 
 
 
 def stop_after(monkeypatch, calls: int):
-    """Pretends that SIGTERM comes in the middle of a run."""
+    """Simulates SIGTERM in the middle of a run."""
     counted = iter(range(10**9))
 
     def call(self):

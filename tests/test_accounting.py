@@ -90,7 +90,7 @@ def test_size_and_inference_columns_of_table_2(row: dict[str, Any]) -> None:
 
 @by_model
 def test_training_column_of_table_2(row: dict[str, Any]) -> None:
-    """TD3's as printed. SAC's as table 5's formula has it, which is not what table 2 prints."""
+    """TD3 as printed; SAC by table 5's formula, which disagrees with table 2."""
     one_step, same_n = of_row(row), of_row(row, dense_n_step={"td3": 3, "sac": 2}[row["algo"]])
     if row["algo"] == "td3":
         assert one_step.relative == same_n.relative

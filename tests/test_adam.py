@@ -1,4 +1,4 @@
-"""The guarded Adam step: optax's numbers, masks, lanes, what is not finite, portability."""
+"""The guarded Adam step: equality with optax, masks, lanes, non-finite values, portability."""
 
 import functools
 from typing import Any
@@ -24,13 +24,13 @@ def how(request, monkeypatch):
 
 
 def tree(rng, dtype=np.float32, lead=()):
-    """Arrays of odd sizes, one longer than what a thread takes at once."""
+    """Arrays of odd sizes, one longer than a thread's chunk."""
     shapes = {"a": (3, 5), "b": (7,), "c": (101, 103), "d": (1,)}
     return {k: jnp.asarray(rng.normal(size=(*lead, *s)), dtype) for k, s in shapes.items()}
 
 
 def fresh():
-    """Compiled anew: a program of the other kind must not be found in a cache."""
+    """Compiled again, so that no cached program of the other kind is used."""
     return jax.jit(lambda *args: adam.guarded_step(*args))
 
 
@@ -107,7 +107,7 @@ def test_lanes_equal_one_by_one_and_may_stand_still():
 
 
 def test_shared_arguments():
-    """Lanes of some arguments only: what is shared is not overwritten."""
+    """Lane axes on some arguments only: shared arguments are not overwritten."""
     rng = np.random.default_rng(4)
     params, grads = tree(rng), tree(rng, lead=(3,))
     moments = adam.init(params)

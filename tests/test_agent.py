@@ -1,4 +1,4 @@
-"""What the algorithms share: initial networks and the delayed switch."""
+"""Code shared by the algorithms: initial networks and the delayed n-step switch."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def test_delayed_switch():
 
 def test_equal_seeds_share_dense_weights():
     key = jax.random.key(7)
-    dense = td3.init(key, CFG, config.Lane(method="dense"))  # whatever sparsity a lane names
+    dense = td3.init(key, CFG, config.Lane(method="dense"))  # ignores the lane's sparsity
     assert all(m.all() for m in jax.tree.leaves((dense.actor.masks, dense.critic.masks)))
     for method, sparsity in [("ss", 0.5), ("set", 0.6), ("rigl", 0.7), ("rlx2", 0.8)]:
         lane = config.Lane(method=method, actor_sparsity=sparsity, critic_sparsity=sparsity / 2)

@@ -1,4 +1,4 @@
-"""Every method of `sparse.methods` in the agents, each by its defining property."""
+"""The defining property of every method of `sparse.methods` in the agents."""
 
 import dataclasses
 from itertools import pairwise
@@ -342,8 +342,14 @@ def test_the_compact_form_refuses_by_name_and_auto_is_masked(fields, text):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"method": "dsr", "structure": "fan_in"}, "dsr has no structure; these methods do: rigl, set"),
-        ({"method": "rigl", "scope": "global"}, "rigl has no scope; these methods do: gmp, magnitude"),
+        (
+            {"method": "dsr", "structure": "fan_in"},
+            "dsr has no structure; these methods do: rigl, set",
+        ),
+        (
+            {"method": "rigl", "scope": "global"},
+            "rigl has no scope; these methods do: gmp, magnitude",
+        ),
         ({"method": "snip", "structure": "1:2"}, "scope='global' .* use scope='layer'"),
         ({"method": "rigl", "structure": "3by4"}, "structure='3by4': use one of"),
         ({"method": "rigl", "structure": "5:7"}, "structure='5:7' divides no layer of the actor"),

@@ -1,4 +1,4 @@
-"""The public names: light to import, documented, and with examples that run."""
+"""The public names: quick to import, documented, with runnable examples."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Imports: layers, no cycles, and a drawing in docs/architecture.md that is up to date."""
+"""Imports: layers, no cycles, and an up-to-date graph in docs/architecture.md."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""NumPy archives: what is written comes back; damage, and files that lie, are refused."""
+"""NumPy archives: round trips; damaged and inconsistent files are refused."""
 
 import io
 import os
@@ -86,7 +86,7 @@ def test_damaged_weights_are_the_same_arrays_or_an_error_that_names_the_file(tmp
 
 
 def test_every_bit_of_an_array_header_may_be_wrong(tmp_path):
-    """With the checksum of the damaged bytes, so that the parser does see them."""
+    """With the checksum of the damaged bytes, so that they reach the parser."""
     stream = io.BytesIO()
     np.save(stream, np.arange(4.0))
     whole, path = stream.getvalue(), tmp_path / "file.npz"

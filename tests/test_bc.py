@@ -1,4 +1,4 @@
-"""Behaviour cloning: one update against plain NumPy, lanes, and an expert that can be copied."""
+"""Behaviour cloning: one update against plain NumPy, lanes, and an expert to imitate."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def float64():
 
 
 def expert(seed: int, *lead: int) -> Batch:
-    """What a linear expert does; the rest of a window is not looked at."""
+    """Actions of a linear expert; only the first step of a window is used."""
     obs = np.random.default_rng(seed).normal(size=(*lead, 4))
     rest = windows(seed, *lead, n=1)
     return rest._replace(obs=jnp.asarray(obs), action=jnp.asarray(np.tanh(obs @ W)))

@@ -1,4 +1,4 @@
-"""Branches that work in place: values, lanes, copies."""
+"""In-place branches: values, lanes, copies."""
 
 import re
 

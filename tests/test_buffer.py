@@ -29,7 +29,7 @@ def assert_windows(batch: Batch, model: Model, n: int, reach: int) -> np.ndarray
     np.testing.assert_array_equal(got.action, truth.action[which])
     for name in ("reward", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(got, name)[:, :reach], getattr(truth, name)[which])
-    # Nothing is bootstrapped after a termination: what is stored there does not matter.
+    # There is no bootstrapping after a termination, so the stored value does not matter.
     matters = (~truth.terminated | truth.truncated)[which]
     np.testing.assert_array_equal(
         got.next_obs[:, :reach][matters], np.asarray(truth.next_obs)[which][matters]
@@ -54,7 +54,7 @@ def test_random_sequences_agree_with_a_deque(shape):
                 steps.append(stream.step())
                 if ok:
                     model.add(steps[-1], limit)
-                else:  # nothing happened: the episode goes on from the observation stored last
+                else:  # the episode continues from the last stored observation
                     stream.obs = steps[-1].obs
                 lengths.append(len(model.steps))
             stacked = jax.tree.map(lambda *x: np.stack(x), *steps)

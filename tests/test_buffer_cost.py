@@ -1,4 +1,4 @@
-"""What the replay buffer costs: memory per transition, and nothing per step for its capacity."""
+"""Cost of the replay buffer: memory per transition; time per step independent of capacity."""
 
 import math
 import re
@@ -67,12 +67,12 @@ def test_adding_copies_nothing(lanes):
     assert text is not None and "5002" in text  # the rows of data, flags and mean
     copies = re.findall(r"= \w+\[[\d,]*\b5002\b[\d,]*\]\S* copy\(", text)
     assert not copies
-    stats = program.memory_analysis()  # nor does anything else need room of the replay's size
+    stats = program.memory_analysis()  # nothing else is as large as the replay
     assert stats is not None and stats.temp_size_in_bytes < buf.data.nbytes / 4
     assert stats.alias_size_in_bytes >= buf.data.nbytes
 
 
-@pytest.mark.slow  # wall time: on a busy machine it says nothing
+@pytest.mark.slow  # wall time is meaningless on a busy machine
 def test_a_step_costs_the_same_at_any_capacity():
     params, _, _ = networks.init(jax.random.key(0), networks.MLP((64, 64, 1)), 14)
 
@@ -96,7 +96,7 @@ def test_a_step_costs_the_same_at_any_capacity():
         buf = buffer.init(capacity, example(11, 3))._replace(written=full, length=full + 0)
         buffers[capacity] = jax.block_until_ready(run(buf, params, keys))[0]
     best = dict.fromkeys(buffers, math.inf)
-    for _ in range(8):  # in turn, so that a busy machine slows both
+    for _ in range(8):  # alternate, so that a busy machine slows both
         for capacity, buf in buffers.items():
             begin = time.perf_counter()
             buffers[capacity] = jax.block_until_ready(run(buf, params, keys))[0]

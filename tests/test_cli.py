@@ -1,4 +1,4 @@
-"""The command `rlx2`: its commands and their flags, mistakes, and what every command shares."""
+"""The command `rlx2`: subcommands, flags, mistakes, and shared behaviour."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ ALIASES = {"train": "train", "export": "export", "render": "render", "play": "ev
 
 
 def rlx2(*args: str, module: str = "rlx2_jax", **options) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """The command in a subprocess."""
     command = [sys.executable, "-m", module, *args]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)
 
@@ -142,7 +142,7 @@ def test_a_closed_pipe_is_no_error():
 
 
 def test_own_tasks_of_the_working_directory(tmp_path):
-    """`--env=module:Task-v0` finds the module where the command runs; a run directory may not."""
+    """`--env=module:Task-v0` imports from the working directory, but a run directory may not."""
     (tmp_path / "tasks.py").write_text(
         "import gymnasium\n"
         "from gymnasium.envs.classic_control import PendulumEnv\n"

@@ -1,4 +1,4 @@
-"""Collected units: small, complete, read like run directories, never overwritten by accident."""
+"""Collected units: small, complete, readable as run directories, never silently overwritten."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ def networks(seed: int) -> dict[str, weights.Weights]:
 
 @pytest.fixture
 def logdir(tmp_path):
-    """A suite with a finished unit, whose evaluations are many, and one that is not finished."""
+    """A suite with a finished unit that has many evaluations, and an unfinished unit."""
     folder = plan(tmp_path / "runs", "mine", [{"name": "unit", "lanes": []}])
     unit = shutil.copytree(FOLDER, folder / "unit")
     (folder / "open").mkdir()

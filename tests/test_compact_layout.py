@@ -1,4 +1,4 @@
-"""The compact representation: conversions, validation, grouping of lanes."""
+"""The compact representation: conversion, validation, grouping of lanes."""
 
 import dataclasses
 import itertools

@@ -160,7 +160,7 @@ def test_a_wheel_has_the_kernels_where_there_is_a_compiler(tmp_path, compiler):
 
 @pytest.mark.slow
 def test_an_installed_wheel_trains_outside_the_clone(tmp_path):
-    """In a new environment that has this one's other packages: train, resume, export, report."""
+    """Train, resume, export and report in a new environment with this one's other packages."""
     environment = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     python = environment / "bin" / "python"
@@ -207,7 +207,7 @@ def test_cached_build_is_used_again_and_mended(tmp_path, monkeypatch, caplog):
     for wanted in (1, 1):
         native._cached_build("true")
         assert len(builds) == wanted
-    begun, done = (record.getMessage() for record in caplog.records)  # once, not when cached
+    begun, done = (record.getMessage() for record in caplog.records)  # not logged when cached
     assert begun == (
         f"rlx2_jax: compiling the CPU kernels with true into {tmp_path / 'rlx2_jax'} "
         f"(once, about {native._COMPILE_SECONDS} s) ..."

@@ -119,7 +119,7 @@ def test_gradients_in_float64(how, widths, live, relu_last):
         value, (grad, grad_x, grown) = both(net.flat, x, probe)
         np.testing.assert_allclose(value, dense_loss(params, x), rtol=1e-12)
         np.testing.assert_allclose(grad_x, want_x, rtol=1e-10, atol=1e-13)
-        for alone, argnum in ((grad, 0), (grad_x, 1)):  # asked for alone: the same
+        for alone, argnum in ((grad, 0), (grad_x, 1)):  # alone: the same result
             one = jax.jit(jax.grad(loss, argnum))(net.flat, x)
             np.testing.assert_allclose(one, alone, rtol=1e-12, atol=1e-15)
         got, _ = expand(layout.Compact(grad, net.index))

@@ -1,4 +1,4 @@
-"""Training in the compact form against the masked form: the same keys, the same networks."""
+"""Compact against masked training: equal keys give equal networks."""
 
 import csv
 import dataclasses
@@ -51,7 +51,7 @@ def dense(state: Any) -> Any:
 
 
 def trainer(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...], dtype: str):
-    """`train(state, first, last)`: updates from batches and keys that only the count decides."""
+    """`train(state, first, last)`: updates whose batches and keys depend only on the count."""
     update = over_lanes(ALGORITHMS[algo], cfg)
     hypers = stack([config.hyper(cfg, one) for one in lanes])
     keys = jax.vmap(jax.random.key)(jnp.arange(len(lanes)))
@@ -75,7 +75,7 @@ def masks_of(state: Any) -> Any:
 
 
 def numbers_of(state: Any) -> Any:
-    """All that is trained, without the masks."""
+    """All trained arrays, without masks."""
     nets = {name: getattr(state, name)._replace(masks=None) for name in ("actor", "critic")}
     return state._replace(**nets)
 
@@ -249,7 +249,7 @@ def rows(path):
 
 @pytest.fixture(scope="module")
 def mixed_run():
-    """Dense lanes and sparse ones in turn: two programs, whose lanes are not in order."""
+    """Alternating dense and sparse lanes: two programs, whose lanes are not in order."""
     run = small_run()
     lanes = [run.lanes[i] for i in (2, 0, 3, 1)]
     return dataclasses.replace(run, lanes=plan.choose(run.config, lanes, "compact"))

@@ -1,4 +1,4 @@
-"""Learning curves beside a peer's: scores of what is there, errors for what is not."""
+"""Learning curves compared with SBX's: scores, and errors for missing data."""
 
 import json
 

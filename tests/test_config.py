@@ -1,4 +1,4 @@
-"""Defaults, presets, methods as data, and errors that help."""
+"""Defaults, presets, methods as data, and helpful errors."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Commands that are interrupted, or fail in a way that nobody foresaw."""
+"""Commands that are interrupted or fail unexpectedly."""
 
 import subprocess
 import sys

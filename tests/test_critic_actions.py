@@ -1,4 +1,4 @@
-"""Critics that see actions in the environment's own units (`critic_actions`).
+"""Critics that see actions in the environment's units (`critic_actions`).
 
 The hand-worked critic is Q(s, a) = a_0 of the action as it sees it. Where that goes from 0 to 4, an
 action of x in [-1, 1] is worth 2 + 2x.
@@ -31,7 +31,7 @@ from rlx2_jax.types import Network, TimeStep
 pytestmark = pytest.mark.fast
 
 BOX = {"critic_actions": "environment", "action_low": (0.0, -0.4), "action_high": (4.0, 0.4)}
-FREE = Lane(method="dense", learning_rate=0.0, target_noise=0.0)  # sees gradients, stays put
+FREE = Lane(method="dense", learning_rate=0.0, target_noise=0.0)  # has gradients but does not move
 BIAS = 0.3  # of the actor: its action is tanh 0.3 in every component, whatever it observes
 
 
@@ -117,7 +117,7 @@ def toy() -> Any:
 
 @pytest.mark.parametrize(("units", "q"), [("unit", 1.0), ("environment", 3.0)])
 def test_value_estimates_of_evaluations(units, q):
-    """Q is the action as the critic sees it, so it is right about the reward in its own units."""
+    """Q is the action as seen by the critic, so it equals the reward in these units."""
     t = math.tanh(BIAS)
     cfg = Config("td3", 1, 1, (2,), critic_actions=units, action_low=(-3.0,), action_high=(3.0,))
     program = Program(cfg, [dataclasses.replace(FREE, discount=0.0)])
@@ -186,7 +186,7 @@ def test_presets_take_the_bounds_of_the_environment(env, backend, bound):
 
 
 def test_boxes_of_other_shapes():
-    """The critic sees what the environment is given, components in the same order."""
+    """The critic sees the action given to the environment, components in the same order."""
     low, high = np.array([[0.0, -0.4], [-2.0, 1.0]]), np.array([[4.0, 0.4], [-1.0, 1.0]])
     boxes = Boxes("task", Box(-1.0, 1.0, (3,)), Box(low, high, dtype=np.float64))
     spec = boxes.spec(None)

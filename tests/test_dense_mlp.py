@@ -88,7 +88,7 @@ def test_gradients_in_float64(sizes, nets):
             got = jax.jit(jax.grad(loss_of, (0, 1)))(params, x)
             check = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-11)
             jax.tree.map(check, got, want)
-            for i in (0, 1):  # asked for alone: the same
+            for i in (0, 1):  # alone: the same result
                 jax.tree.map(check, jax.jit(jax.grad(loss_of, i))(params, x), want[i])
 
 
@@ -128,7 +128,7 @@ def test_instruction_sets_agree(isa, dtype):
 
 @pytest.mark.parametrize("batch", [64, 256, 700])
 def test_lanes_equal_one_by_one(batch):
-    """Bit for bit: a lane alone is cut into parts, several lanes are a task each."""
+    """Bit for bit: a single lane is split into parts, several lanes are one task each."""
     rng = np.random.default_rng(4)
     sizes = (14, 128, 96, 2)
     lanes = [[make(rng, sizes)] for _ in range(5)]
@@ -145,8 +145,7 @@ def test_lanes_equal_one_by_one(batch):
 
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.1])
 def test_sparse_weights(density):
-    """Rows of weights that are all zero are left out: no trace of it in values or gradients, which
-    are those of all weights."""
+    """Skipping rows of zero weights changes neither values nor gradients."""
     rng = np.random.default_rng(6)
     with jax.enable_x64(True):
         nets = [make(rng, (14, 130, 70, 3), np.float64) for _ in range(2)]
@@ -278,7 +277,7 @@ def test_lowers_for(platform):
 
 @pytest.mark.long
 def test_plain_form_of_the_gradients(monkeypatch):
-    """What other platforms run, here on the CPU."""
+    """The code of other platforms, run on the CPU."""
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *a, cpu, default: default(*a))
     rng = np.random.default_rng(10)
     nets = [make(rng, (6, 30, 20, 2)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Lanes on several devices: how they are divided, that it changes no number, what is compiled."""
+"""Lanes on several devices: their division, equality of results, number of compilations."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ CONFIGS = [config.make("td3", 3, 1, n_max=n) for n in (1, 2, 3, 4)]
 
 
 def parts_of(*counts: int) -> list[plan.Part]:
-    """Programs of so many lanes."""
+    """Programs with these numbers of lanes."""
     ends = np.cumsum([0, *counts]).tolist()
     return [plan.Part(CONFIGS[i], tuple(range(ends[i], ends[i + 1]))) for i in range(len(counts))]
 
@@ -109,7 +109,7 @@ def test_a_program_is_compiled_once_for_all_devices():
 
 @pytest.mark.fast
 def test_programs_have_no_collective():
-    """A block is a program of one device: there is nobody to communicate with."""
+    """A block is a program on one device, without communication."""
     double = devices.SharedJit(lambda x: 2 * x)
     (device,) = jax.local_devices()
     x = devices.put(jnp.arange(3.0), device)

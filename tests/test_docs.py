@@ -25,13 +25,13 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 SLOW = [page for page in WITH_PYTHON if any(block.slow for block in blocks(page, "python"))]
 SHELL = [block for page in PAGES for block in blocks(page, "sh")]
 ALIASES = {"train": "train", "export": "export", "render": "render", "play": "evaluate"}
-# Foreign flags: those pages compare them with ours, in the first column of tables.
+# Flags of other projects, which these pages compare in the first column of tables.
 FOREIGN = ("from_",)
 
 
 @pytest.fixture(autouse=True)
 def as_before(tmp_path, monkeypatch):
-    """Blocks work in a folder of their own, and what they register is forgotten."""
+    """Blocks run in a temporary folder, and their registrations are undone."""
     monkeypatch.chdir(tmp_path)
     before = [dict(table) for table in TABLES]
     yield
@@ -73,7 +73,7 @@ def test_python_that_cannot_run_is_python(page):
 
 @pytest.mark.fast
 def test_only_optional_packages_are_needed():
-    """A marker does not hide a block: what it needs is no dependency of this project."""
+    """Markers only name requirements that are not dependencies of this project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[\[<>=!~ ]", x)[0].replace("-", "_") for x in project["dependencies"]}
     for page in WITH_PYTHON:
@@ -256,7 +256,7 @@ def test_flags_in_sentences_exist():
     ids=lambda x: x if isinstance(x, str) else "-".join(list(x)[:2]),
 )
 def test_tables_are_complete(page, names):
-    """Whatever can be chosen by name is in the first column of a table of its page."""
+    """Everything selectable by name is in the first column of a table on its page."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     first = " ".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE))
     assert not [name for name in names if f"`{name}`" not in first]

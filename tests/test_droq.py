@@ -1,4 +1,4 @@
-"""DroQ, the proof that an algorithm is one file."""
+"""DroQ, an algorithm defined in one file."""
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +72,8 @@ def test_float64_training_is_equal_in_both_forms():
 
 
 def test_the_value_of_a_truncated_task_is_learned():
-    """Reward 1 for ever, cut every 5 steps: worth 1 / (1 - γ) = 2, and an entropy bonus that
-    vanishes with the temperature."""
+    """Reward 1 at every step, truncated every 5 steps: value 1 / (1 - γ) = 2, plus an entropy bonus
+    that vanishes with the temperature."""
     env = make_device("rlx2_jax/Truncation-v0")
     cfg = rlx2.make_config(env, "droq", steps=400, warmup=60, hidden=(16,), batch_size=32,
                            updates_per_step=2)  # fmt: skip

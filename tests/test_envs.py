@@ -1,4 +1,4 @@
-"""The factory, the shared checks, and what they say when something is wrong."""
+"""The factory, the shared checks, and their error messages."""
 
 import subprocess
 import sys
@@ -78,14 +78,14 @@ def test_no_environments_is_refused():
 
 
 def with_bounds(low, high):
-    """A box that is broken only after Gymnasium has checked it."""
+    """A box that becomes invalid only after Gymnasium has checked it."""
     box = Box(-1, 1, (2,))
     box.low, box.high = np.full(2, low, np.float32), np.full(2, high, np.float32)
     return box
 
 
 def of_dtype(dtype):
-    """A box of a dtype that Gymnasium refuses, or that its types do."""
+    """A box with a dtype that Gymnasium or its types reject."""
     box = Box(-1, 1, (2,))
     box.dtype = np.dtype(dtype)
     return box

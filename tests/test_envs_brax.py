@@ -1,4 +1,4 @@
-"""Brax's inverted pendulum through our restarts (the tables are in test_envs_probes)."""
+"""Brax's inverted pendulum with this package's restarts (tables: test_envs_probes)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ LIMIT, STEPS = 8, 48
 
 
 class Run(NamedTuple):
-    """Two lanes of two pendulums, [T, 2, 2, ...]: lane 0 is left alone, lane 1 pushed hard."""
+    """Two lanes of two pendulums, [T, 2, 2, ...]: lane 0 gets no force, lane 1 a large one."""
 
     acted: np.ndarray
     steps: TimeStep
@@ -60,7 +60,7 @@ def test_final_observations_are_the_real_ones(run):
     ended = steps.terminated | steps.truncated
     np.testing.assert_array_equal(steps.obs[~ended], steps.next_obs[~ended])
     assert (np.abs(steps.obs[ended]) <= 0.01).all()  # a start is within ±0.01
-    # A pole left alone tips on through the last step; a start would be a jump back.
+    # Without force, the pole keeps falling through the last step; a reset would be a jump.
     angle, before = np.abs(steps.next_obs[..., 1]), np.abs(acted[..., 1])
     assert (angle[steps.terminated] > before[steps.terminated]).all()
     assert not np.isclose(steps.next_obs[ended], steps.obs[ended], atol=1e-5).all(-1).any()

@@ -1,4 +1,4 @@
-"""Restarts on the device: fresh starts, plain and jitted, at any depth of vmap, without waste."""
+"""Restarts on the device: new initial states, with and without jit, under any depth of vmap."""
 
 import functools
 import operator

@@ -1,4 +1,4 @@
-"""The EnvPool backend, shown on real tasks as EnvPool has no others."""
+"""The EnvPool backend, on real tasks because EnvPool has no others."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_truncation_gives_the_final_observation_and_no_fake_step():
         np.testing.assert_array_equal(step.next_obs, long.next_obs)
         assert step.truncated.all() == (t == limit - 1)
         assert not step.terminated.any()
-    # EnvPool's own next step ignores the action and shows the start that `obs` already holds.
+    # EnvPool's next step ignores the action and returns the start that is already in `obs`.
     fake = raw.step(np.ones((2, 6)))
     assert step is not None
     np.testing.assert_array_equal(step.obs, fake[0].astype(np.float32))

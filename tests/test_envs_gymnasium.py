@@ -1,4 +1,4 @@
-"""The Gymnasium backend against plain `gymnasium.make`, its seeds, failures and saved states."""
+"""The Gymnasium backend against plain `gymnasium.make`: seeds, failures, saved states."""
 
 import signal
 import warnings
@@ -31,7 +31,7 @@ CLASSIC = ["Pendulum-v1", "MountainCarContinuous-v0", "rlx2_jax/Termination-v0"]
 
 
 class Faulty(gymnasium.Env):
-    """Shows a random number and its square; raises in step or reset when told; cannot be saved."""
+    """Observes a random number and its square; raises in step or reset on request."""
 
     observation_space = Box(-10, 10, (2, 1))
     action_space = Box(0, 4, (1,))
@@ -217,7 +217,7 @@ def check_exact(env_id, before, after, tmp_path, **options):
 
 
 class Pixels(gymnasium.Env):
-    """Shows an image of one dtype, in a shape that need not be its space's."""
+    """Observes an image of one dtype, whose shape may differ from its space's."""
 
     action_space = Box(-1, 1, (1,))
 

@@ -16,8 +16,8 @@ from rlx2_jax.envs import mjx
 from rlx2_jax.envs.mjx import Simulation, State
 from rlx2_jax.envs.mujoco_tasks import TASKS
 
-# Largest errors of observation and reward over the steps below, with room: velocities are divided
-# by small times, and contact forces jump where contacts begin and end.
+# Bounds on the errors of observation and reward over the steps below: velocities are divided by
+# small times, and contact forces jump where contacts begin and end.
 ERRORS = {"InvertedPendulum": (1e-5, 1e-6), "Hopper": (1e-3, 1e-3), "HalfCheetah": (2e-2, 1e-2)}
 ERRORS |= {"Walker2d": (1e-2, 1e-2), "Ant": (0.5, 0.05), "Humanoid": (5.0, 0.1)}
 FAST = ("InvertedPendulum-v5", "Hopper-v5")
@@ -70,7 +70,7 @@ def test_steps_equal_gymnasiums(name):
 
 @pytest.fixture(scope="module")
 def run() -> Any:
-    """Two pendulums, one left alone and one pushed, over several episodes: [T, 2, ...]."""
+    """Two pendulums, without and with force, over several episodes: [T, 2, ...]."""
     env = envs.make_device("InvertedPendulum-v5", "mjx", max_episode_steps=LIMIT)
     assert env.spec == (4, 1, LIMIT, (-3.0,), (3.0,))
     push = jnp.array([[0.0], [1.0]])

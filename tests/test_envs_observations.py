@@ -1,4 +1,4 @@
-"""Observations of several arrays: their order in the vector, their ends, and what is refused."""
+"""Observations of several arrays: order in the vector, episode ends, and rejected spaces."""
 
 from collections import OrderedDict
 from typing import Any

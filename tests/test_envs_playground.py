@@ -1,4 +1,4 @@
-"""MuJoCo Playground's tasks, where it is installed."""
+"""MuJoCo Playground's tasks, if it is installed."""
 
 import subprocess
 from typing import Any

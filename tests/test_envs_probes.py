@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fast
 GAMMA = 0.9
 STEPS = 60
 
-# Acted on, where it led, the next to act on, reward, terminated, truncated.
+# Observation acted on, resulting observation, next one to act on, reward, terminated, truncated.
 TABLES = {
     "Truncation": [
         (1, 1, 1, 1, False, False),

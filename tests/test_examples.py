@@ -1,4 +1,4 @@
-"""Every example runs, with small settings, and does what it says."""
+"""Every example runs with small settings and gives its stated results."""
 
 import ast
 import importlib.util

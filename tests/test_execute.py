@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused_with_advice(tmp_path):
 
 
 def test_killed_after_the_last_checkpoint(whole, tmp_path, monkeypatch):
-    """All steps are done and saved, the closing files are not written yet."""
+    """All steps are done and saved, but the final files are not written yet."""
     directory, _ = whole
 
     def killed(*_):

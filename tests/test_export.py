@@ -1,4 +1,4 @@
-"""Exported policies: every format does what the JAX actor does."""
+"""Exported policies: every format computes the JAX actor's actions."""
 
 import dataclasses
 import re
@@ -55,7 +55,7 @@ def test_the_reference_and_its_pruned_form_are_the_actor(case):
 
 @pytest.mark.fast
 def test_pruning_by_hand():
-    """Unit 0 is the constant relu(0.5), unit 1 works, unit 2 is read by nobody, unit 3 is always
+    """Unit 0 is the constant relu(0.5), unit 1 works, unit 2 has no outputs, unit 3 is always
     off."""
     first = np.array([[0, 0], [1, 2], [3, 0], [0, 0]], np.float32)
     last = np.array([[4, 5, 0, 6]], np.float32)

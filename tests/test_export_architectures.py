@@ -1,4 +1,4 @@
-"""Every command that reads policies takes every architecture, here SimBa."""
+"""Every command that reads policies supports every architecture, tested with SimBa."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ FORMS = [
 
 @pytest.fixture(scope="module", params=FORMS)
 def finished(request, tmp_path_factory):
-    """A run with a checkpoint and the files of its end, and the actor in both."""
+    """A run with a checkpoint and final files, and the actor in both."""
     algo, form = request.param
     cfg = config.make(algo, 4, 1, architecture="simba", width=8, blocks=2, **SHORT)
     lane = config.Lane(seed=3, actor_sparsity=0.6, critic_sparsity=0.5, execution=form)

@@ -1,4 +1,4 @@
-"""From a run directory to files: `experiments.export`, and what it reads and compares."""
+"""From a run directory to policy files: `experiments.export`."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Policy files: what is written comes back, and what is damaged is refused."""
+"""Policy files: round trips; damaged files are refused."""
 
 import dataclasses
 import io
@@ -49,7 +49,7 @@ def test_round_trip(case, tmp_path):
 
 
 def test_a_file_of_version_1_is_read():
-    """Written by the code before programs; its actions were recorded then."""
+    """A file in the format before programs, with actions recorded at that time."""
     path = Path(__file__).parent / "golden" / "policy_v1.npz"
     policy, obs = npz.load(path), np.linspace(-2, 2, 12).reshape(3, 4)
     assert (policy.kind, policy.sizes, policy.links) == ("sac", (4, 8, 6, 2), 52)
@@ -68,7 +68,7 @@ def test_programs_round_trip(tmp_path):
 
 
 def test_damaged_programs_are_refused(tmp_path):
-    """Arrays changed at random, with the right checksum: refused by name, or another policy."""
+    """Arrays changed at random, with the right checksum: refused by name, or a different policy."""
     rng, path = np.random.default_rng(0), tmp_path / "policy.npz"
     params, masks, steps = simba(3, 4, 2, 2)
     policy = from_actor(params, masks, "td3", steps=steps)
@@ -108,7 +108,7 @@ def test_the_runtime_needs_numpy_alone_and_is_short():
 
 
 def test_every_truncation_and_flipped_bit_is_found(tmp_path):
-    """Bits that mean nothing (dates, for instance) may change; then the policy is the same."""
+    """Irrelevant bits (dates, for instance) may change; then the policy is the same."""
     policy, path = policy_of(SMALL, low=[-1, -1], high=[1, 2]), tmp_path / "policy.npz"
     npz.save(policy, path)
     whole = path.read_bytes()
@@ -189,7 +189,7 @@ def write(path, arrays) -> None:
     ],
 )
 def test_hostile_arrays_are_refused_by_name(name, change, message, tmp_path):
-    """Their checksum is right: whoever made the file knew how."""
+    """Malicious files with valid checksums."""
     path = tmp_path / "policy.npz"
     arrays = arrays_of(policy_of(SMALL, low=[-1, -1], high=[1, 2]), path)
     changed = change(arrays.get(name))

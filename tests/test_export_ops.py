@@ -1,4 +1,4 @@
-"""Programs of any operations: each one by itself, and in every exported format."""
+"""Programs of arbitrary operations: each operation alone, and in every exported format."""
 
 import re
 
@@ -186,7 +186,7 @@ def test_sac_uses_the_first_half_of_the_outputs():
 
 
 def test_pruning_keeps_what_others_read():
-    """Units that a save, a norm or a sum reads stay; the pair of layers inside loses units."""
+    """Units read by a save, a norm or a sum stay; the two layers inside lose units."""
     policy = built(simba(5, 8, 2, 2, density=0.1)).pruned()
     assert [op.name for op in policy.ops].count("linear") == 6
     assert (policy.sizes[1], policy.sizes[3], policy.sizes[5]) == (8, 8, 8)

@@ -1,4 +1,4 @@
-"""The fault campaign of `tests/faults`: a small part of it, and all of it among the slow tests."""
+"""The fault campaign of `tests/faults`: a small part; the slow tests run all of it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that survive crashes and full disks, and damage that is noticed."""
+"""Files survive crashes and full disks; damage is detected."""
 
 import errno
 import json

@@ -16,8 +16,8 @@ from faults import extremes
 from rlx2_jax.cli import main
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 5.0  # seconds of work, without the import of the package
-PATIENCE = 90.0  # seconds by the clock, on a machine that does other things as well
+LIMIT = 5.0  # processor seconds, without importing the package
+PATIENCE = 90.0  # wall-clock seconds, on a busy machine
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def dry_run(capsys, monkeypatch, tmp_path):
 
 
 def check(dry_run, commands) -> dict[str, list[list[str]]]:
-    """Runs all of them dry; command lines by outcome."""
+    """Dry-runs all of them; returns command lines by outcome."""
     found, slowest, wrong = collections.defaultdict(list), (0.0, []), []
     for args in commands:
         begun = time.process_time()
@@ -61,7 +61,7 @@ def check(dry_run, commands) -> dict[str, list[list[str]]]:
 
 
 def _helps(args: list[str], message: str) -> bool:
-    """Whether a message names a flag that was given, or what several of them add up to."""
+    """Whether a message names a given flag, or a quantity that depends on several."""
     names = [arg.split("=")[0].removeprefix("--") for arg in args]
     return any(x in message for x in [*names, "capacity", "lanes"]) and not any(
         x in message for x in ("Traceback", "these settings fail")
@@ -90,8 +90,7 @@ def test_combinations_of_extremes(dry_run):
 
 @pytest.mark.slow
 def test_some_extremes_as_commands():
-    """With what surrounds `main`: the parsing of flags and the exit code, and a terminal that
-    shows ASCII only."""
+    """The whole command, including flag parsing and exit code, on an ASCII-only terminal."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for args in (["--helpshort"], *extremes.combinations(20, seed=3)):
         begun, worked = time.monotonic(), _work_of_children()
@@ -104,7 +103,7 @@ def test_some_extremes_as_commands():
 
 
 def _work_of_children() -> float:
-    """Seconds that processes started here and ended took of a processor."""
+    """Processor seconds of finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -135,7 +134,7 @@ def _assert_starts(args: list[str], directory: Path) -> None:
 
 
 def start(args: list[str], directory: Path, patience: float = 120.0) -> tuple[int, str]:
-    """Starts a run and ends it with SIGTERM once it has learned for a while; exit code, stderr."""
+    """Starts a run and sends SIGTERM after some updates; returns exit code and stderr."""
     args = [x for x in args if not x.startswith("--logdir")]
     directory.mkdir(parents=True)
     command = [sys.executable, "-m", "experiments.train", f"--logdir={directory / 'run'}", *args]

@@ -85,7 +85,7 @@ def test_replay_arrays_are_no_longer_than_the_run():
 
 @pytest.mark.parametrize("algo", ["td3", "sac"])
 def test_the_value_of_a_truncated_task_is_learned(algo):
-    """Reward 1 for ever, cut every 5 steps: worth 1 / (1 - γ) = 2."""
+    """Reward 1 at every step, truncated every 5 steps: value 1 / (1 - γ) = 2."""
     env = make_device("rlx2_jax/Truncation-v0")
     config = rlx2.make_config(env, algo, steps=900, warmup=60, hidden=(16, 16), batch_size=32)
     lane = rlx2.Lane(method="dense", discount=0.5, learning_rate=3e-3, tau=0.05, target_entropy=-9)

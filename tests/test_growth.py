@@ -21,7 +21,7 @@ GRADIENT = jit(jax.grad(lambda weight, x, g: jnp.sum(g * (x @ weight))))
 
 
 def dense(score, blocked, k):
-    """The k places of largest |score| outside `blocked`, of equal ones the first: by sorting."""
+    """The k positions of largest |score| outside `blocked`, ties to the first, by sorting."""
     free = [i for i in range(score.size) if i not in blocked]
     return sorted(free, key=lambda i: (-abs(score.ravel()[i]), i))[:k]
 
@@ -169,7 +169,7 @@ def test_evolution_by_tiles_is_evolution_by_the_dense_gradient(regrow):
 
 
 def test_no_array_of_the_size_of_the_gradient():
-    """With taken places given as such, neither the traced nor the compiled program has one."""
+    """Given taken positions as a list, neither the traced nor the compiled program has one."""
     n_in, n_out, batch, live, k_max, tile = 96, 80, 4, 200, 50, 8
     args = (
         jnp.ones((batch, n_in)),

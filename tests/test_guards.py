@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, and locks of run directories."""
+"""Stop signals, and locks of run directories."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def test_the_end_of_a_session_is_one_request():
 
 
 def test_a_scheduler_asks_to_stop_and_to_requeue():
-    """SIGUSR2, alone or with others; nothing where nothing listens to it."""
+    """SIGUSR2, alone or with others; no effect without a listener."""
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         for numbers in ([signal.SIGUSR2], [signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM]):

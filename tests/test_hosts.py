@@ -162,7 +162,7 @@ def start_two(command: str, *flags: str) -> list[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """The run of one process on one device: the same lanes in the same blocks, in turn."""
+    """The run of one process on one device: the same lanes and blocks, in sequence."""
     directory = tmp_path_factory.mktemp("alone") / "run"
     flags = (f"--logdir={directory}", "--chunk=2", "--shards=2", "--devices=1")
     finish(start("train", *FLAGS, *flags, devices=1))
@@ -202,7 +202,7 @@ def test_a_lost_process_stops_the_other_and_one_continues(lost, alone, tmp_path)
     directory = tmp_path / "run"
     started = start_two("train", *FLAGS, f"--logdir={directory}")
     states = [parts.folder(directory, k) / "checkpoints" / "states" for k in (0, 1)]
-    # At a checkpoint on the way: of several, the newest is not the last of the run.
+    # At an intermediate checkpoint: with several, the newest is not the run's last.
     wait_for(lambda: all(x.is_dir() and any(x.glob("*")) for x in states), 600)
     started[lost].kill()
     started[lost].communicate()
@@ -212,7 +212,7 @@ def test_a_lost_process_stops_the_other_and_one_continues(lost, alone, tmp_path)
     assert not (directory / "summary.json").exists()
     finish(start("resume", str(directory), devices=1))
     assert_same_run(directory, alone)
-    for path, text in kept.items():  # no row that was written is another one now
+    for path, text in kept.items():  # no written row has changed
         assert path.read_text().startswith(text[: text.rfind("\n") + 1])
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of kernels: what it counts and what it measures."""
+"""The kernel benchmark: counts and measurements."""
 
 import pytest
 

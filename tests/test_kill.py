@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the resumed run ends as the uninterrupted one, bit for bit."""
+"""SIGKILL at random moments: the resumed run equals the uninterrupted one, bit for bit."""
 
 import csv
 import os

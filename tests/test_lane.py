@@ -1,4 +1,4 @@
-"""One lane's step: what it stores, trims, learns and counts, alone and beside other lanes."""
+"""One lane's step: what it stores, trims, learns and counts, alone and with other lanes."""
 
 import re
 

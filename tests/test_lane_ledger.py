@@ -1,4 +1,4 @@
-"""The ledger of a lane: its own layers, and only what it does, by hand."""
+"""The ledger of a lane, against hand-computed numbers for its layers and schedule."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A sweep on a Ray cluster of two nodes on this machine; a node leaves, another one joins."""
+"""A sweep on a local two-node Ray cluster; one node leaves, another joins."""
 
 import csv
 import os
@@ -42,7 +42,7 @@ def begin(cluster, logdir, *flags, launcher="ray"):
 
 
 def finish(process, logdir):
-    """Waits for the end; what was said."""
+    """Waits for the end; returns the output."""
     code = process.wait(1500)
     said = (logdir.parent / f"{logdir.name}.said").read_text()
     assert code == 0, said

@@ -1,4 +1,4 @@
-"""A sweep on a real SLURM of this machine: jobs that are requeued, killed and preempted."""
+"""A sweep on a local SLURM cluster: jobs are requeued, killed and preempted."""
 
 import csv
 import os
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory):
 
 
 def sweep(cluster, logdir, *flags, launcher="slurm"):
-    """`experiments.sweep` until it returns; its exit code and what it said."""
+    """Runs `experiments.sweep`; returns its exit code and output."""
     command = [sys.executable, "-m", "experiments.sweep", "--suite=toy", "--seeds=1"]
     command += [f"--logdir={logdir}", f"--launcher={launcher}", *flags]
     done = subprocess.run(
@@ -88,7 +88,7 @@ def begin(cluster, logdir, unit, *flags):
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory):
-    """The long unit without any trouble, in this process's own sweep."""
+    """The long unit undisturbed, in a sweep of this process."""
     logdir = tmp_path_factory.mktemp("whole")
     only = ("--units=inverted-pendulum-rlx2", "--fraction=0.0003", "--evaluations=30")
     code, said = sweep(cluster, logdir, *only, launcher="local")
@@ -97,7 +97,7 @@ def whole(cluster, tmp_path_factory):
 
 
 def preempt(cluster, directory):
-    """A job of another partition takes the place of the running one."""
+    """A job of another partition preempts the running one."""
     path = cluster.directory / "urgent.sh"
     path.write_text("#!/bin/sh\nsleep 5\n")
     cluster.run("sbatch", "--partition=high", "--exclusive", "--output=/dev/null", str(path))
@@ -112,7 +112,7 @@ def fail_node(cluster, directory):
 
 
 def warn(cluster, directory):
-    """What SLURM does before a job's time is over."""
+    """SLURM's signal before a job's time limit."""
     (job,) = {line.split()[0] for line in cluster.run("squeue", "-h", "-o", "%i").splitlines()}
     cluster.run("scancel", "--signal=USR2", job)
 

@@ -1,5 +1,5 @@
 """Launchers of sweeps: what they submit, and what a task does. `test_launch_slurm` and
-`test_launch_ray` have real clusters."""
+`test_launch_ray` use real clusters."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def finish(job):
 
 @pytest.fixture
 def fake_unit(monkeypatch):
-    """Units that are finished at once."""
+    """Units that finish immediately."""
     ran = []
 
     def run_unit(unit, directory, *_):
@@ -142,7 +142,7 @@ def test_a_signal_between_units_requeues(tmp_path, monkeypatch):
 
 
 def fake_slurm(folder, monkeypatch, queue=""):
-    """`sbatch` that keeps the script, `squeue` that shows `queue`."""
+    """Fake `sbatch`, which saves the script, and `squeue`, which prints `queue`."""
     folder.mkdir()
     for name, text in {
         "srun": "exit 0",
@@ -203,7 +203,7 @@ def test_what_is_submitted_to_slurm(tmp_path, monkeypatch, capsys):
     assert sorted(kept) == sorted(f"toy/inverted-pendulum-{name}" for name in names)
     assert kept["toy/inverted-pendulum-dense-0"] == kept["toy/inverted-pendulum-rigl+qstar"]
 
-    # The same again: one task is still queued, the others have left the queue unfinished.
+    # Again: one task is still queued, the others have left the queue unfinished.
     assert slurm.launch(own, parsed(*FLAGS)) == []
     said = capsys.readouterr().err
     assert said.count("queued before as job 77_1") == sum(x == "77_1" for x in kept.values()) > 0

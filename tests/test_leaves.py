@@ -1,4 +1,4 @@
-"""Which leaves are sparse and what their axes mean: by library, by patterns, in stacks."""
+"""Selection of sparse leaves and the meaning of their axes: by library, pattern and stack."""
 
 from typing import Any
 
@@ -209,7 +209,7 @@ def test_layouts_and_stacks_given():
 
 @pytest.mark.parametrize("layouts", [None, {"*/w": "iom"}])
 def test_members_have_exact_counts(layouts):
-    """Each as many links as the network alone, wherever the stack's axis lies."""
+    """Every member has as many links as a single network, wherever the stack axis is."""
     alone = {"a": {"w": (30, 40), "b": (40,)}, "c": {"w": (40, 2), "b": (2,)}}
     axis = 0 if layouts is None else 2
     place = lambda s: (*s[:axis], 3, *s[axis:])  # noqa: E731
@@ -264,7 +264,7 @@ STACKS = [
     ({"Dense_0": {"kernel": (3, 5, 4)}}, {"Dense_0": "mio"}),
     ({"DenseGeneral_0": {"kernel": (3, 5, 4)}}, {"DenseGeneral_0": "sio"}),
     ({"general": {"kernel": (2, 3, 4, 5), "bias": (4, 5)}}, {"general": "iioo"}),
-    # each member has a temperature of its own
+    # one temperature per member
     (
         {"a": {"kernel": (2, 5, 4), "bias": (2, 4)}, "c": {"w": (2, 4, 4)}, "log_alpha": (2,)},
         {"a": "mio", "c": "mio"},

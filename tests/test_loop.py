@@ -1,4 +1,4 @@
-"""Both loops on environments with known values, in halves, alone and together."""
+"""Both loops on environments with known values: in halves, single lanes, several lanes."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def host_loop(name: str, lanes, cfg=None, **options) -> HostLoop:
 
 
 def q_of(loop, lane: int, observations) -> np.ndarray:
-    """What a lane's critic says of its own policy, at some observations."""
+    """A lane's critic values of its policy at some observations."""
     states = loop.states()
     per = states[0].seed.shape[0]
     agent = jax.tree.map(lambda x: x[lane % per], states[lane // per].agent)
@@ -132,7 +132,7 @@ def pendulums(count: int = 4, **options) -> HostLoop:
 
 @pytest.fixture(scope="module")
 def whole():
-    """The states after 150 steps without a stop."""
+    """The states after 150 uninterrupted steps."""
     if not host_callback.available():
         pytest.skip("no kernel library: no program calls the host")
     loop = pendulums()

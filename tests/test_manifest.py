@@ -1,4 +1,4 @@
-"""Descriptions of checkpoints that are damaged, hostile or of another version."""
+"""Checkpoint manifests that are damaged, malicious or of another version."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Layer allocation and initial masks: hand-worked tables, exact counts, what is refused."""
+"""Layer allocation and initial masks: hand-worked tables, exact counts, rejected arguments."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Methods of `sparsify`, each by its defining property; some against masks of jaxpruner."""
+"""The defining property of every method of `sparsify`; some are compared with jaxpruner."""
 
 import math
 import warnings

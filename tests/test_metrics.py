@@ -1,4 +1,4 @@
-"""Metrics: one table for columns, tags and documentation, and metrics of the user's own."""
+"""Metrics: one table for columns, tags and documentation; user-defined metrics."""
 
 import dataclasses
 import doctest

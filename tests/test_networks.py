@@ -1,4 +1,4 @@
-"""Initial weights, the forward pass against NumPy, and SAC's squashed Gaussian as a density."""
+"""Initial weights, the forward pass against NumPy, and the density of SAC's squashed Gaussian."""
 
 import functools
 import itertools
@@ -88,7 +88,7 @@ def test_tiny_block(scheme):
     for name, layer in small.items():
         for leaf, inner in layer.items():
             corner = tuple(slice(n) for n in inner.shape)
-            np.testing.assert_array_equal(params[name][leaf][corner], inner)  # its own fan-in
+            np.testing.assert_array_equal(params[name][leaf][corner], inner)  # by its fan-in
             covered = np.zeros(params[name][leaf].shape, bool)
             covered[corner] = True
             np.testing.assert_array_equal(block[name][leaf], covered)
@@ -149,7 +149,7 @@ def test_critics(lead):
 
 
 def gaussian_of(mean: float, raw: float) -> masked.Bound:
-    """A policy of one action dimension with the given outputs, whatever it sees."""
+    """A policy with one action dimension and constant outputs."""
     return masked.bind({"Dense_0": {"kernel": jnp.zeros((2, 2)), "bias": jnp.array([mean, raw])}})
 
 

@@ -1,4 +1,4 @@
-"""A network's step: Adam on live links, or drop and grow with what belongs to a link."""
+"""A network's step: Adam on live links, or drop and grow with the state of links."""
 
 import re
 
@@ -22,7 +22,7 @@ OPTIONS = ("interval", "mask_step", "moments", "regrow", "remask_target")
 STEP = jit(gradient_step, static_argnames=OPTIONS)
 EVOLUTION = jit(topology.evolution)
 ADAM = jit(optax.adam(float(RATE)).update)
-# What choosing links is made of, by sorting or by bisection.
+# Operations that select links, by sorting or by bisection.
 CHOOSING = ("sort", "top_k", "cumsum", "scan", "while", "approx_top_k")
 
 
@@ -189,7 +189,7 @@ def test_polyak_by_hand():
 
 @pytest.mark.parametrize("count", [3, 5, 104, 100])
 def test_when_no_mask_update_is_due_adam_steps(warm, count):
-    """Off the interval, at T_end and behind it."""
+    """Between intervals, at T_end and after it."""
     grads = random_tree(20)
     new = step(warm, grads, count)
     assert_equal(new.masks, warm.masks)
@@ -272,7 +272,7 @@ def lane(tree, i):
 
 
 def lane_arguments():
-    """Eight lanes with schedules of their own; the count belongs to none of them."""
+    """Eight lanes with different schedules and one shared count."""
     nets = jax.tree.map(lambda *x: np.stack(x), *(network(seed, 0.5) for seed in range(8)))
     plans = jax.tree.map(lambda *x: np.stack(x), *(schedule(*lane) for lane in LANES))
     keys = jax.random.split(jax.random.key(7), 8)

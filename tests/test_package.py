@@ -1,4 +1,4 @@
-"""The distributions: what they contain, that they are well formed, and that they work."""
+"""The distributions: contents, metadata, and a working installation."""
 
 import os
 import re
@@ -109,7 +109,7 @@ def test_the_sdist_builds_and_tests_in_isolation(built, tmp_path):
     run(python, "-m", "pip", "install", "--no-deps", wheel)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
     (site / "others.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
-    work = tmp_path / "work"  # the sdist's tests, without its package beside them
+    work = tmp_path / "work"  # the sdist's tests, without the package next to them
     shutil.copytree(source / "tests", work / "tests")
     shutil.copy(source / "setup.cfg", work)
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

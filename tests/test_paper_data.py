@@ -1,4 +1,4 @@
-"""The paper's tables as data: complete, and consistent but for the paper's own slips."""
+"""The paper's tables as data: complete, and consistent except for known errors in the paper."""
 
 import math
 from statistics import mean

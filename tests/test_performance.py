@@ -1,4 +1,4 @@
-"""The page of measurements: made of what was measured, and of nothing else."""
+"""The performance page: contains exactly the measurements."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Playing published policies: scores that repeat, runtimes that agree, folders that are refused."""
+"""Playing published policies: repeatable scores, agreeing runtimes, rejected folders."""
 
 import os
 import shutil
@@ -134,7 +134,7 @@ def test_every_damaged_file_is_refused(original, policy):
 
 
 def test_files_of_another_policy_are_not_run(policy, tmp_path):
-    """Also where their digests are right: the C file is not compiled, it could do anything."""
+    """Even with valid digests, the C file is never compiled, because it could contain any code."""
     other = policy_of(PENDULUM._replace(density=0.5))
     onnx.save(other.pruned(), policy / "policy.onnx")
     source = policy / "policy.c"
@@ -219,7 +219,7 @@ def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_a_picture_of_an_episode(original, tmp_path):
-    """In a process of its own: OpenGL that fails may take the process along."""
+    """In a subprocess, because a failing OpenGL may crash the process."""
     out = tmp_path / "episode.gif"
     done = _run(f"--policy={original}", "--episodes=0", f"--render={out}")
     if done.returncode and "this machine cannot draw" in done.stderr:

@@ -1,4 +1,4 @@
-"""bfloat16 products: what is rounded, what is not, and who refuses."""
+"""bfloat16 products: what is rounded, what is not, and what rejects them."""
 
 from typing import Any
 

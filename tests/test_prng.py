@@ -1,4 +1,4 @@
-"""Our Threefry gives the bits of JAX's own."""
+"""This package's Threefry gives the same bits as JAX's."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.fast
 
 
 def draws(impl, seed):
-    """A bit of everything that is drawn anywhere."""
+    """Samples of every kind that the package draws."""
     key = jax.random.key(seed, impl=impl)
     folded = jax.random.fold_in(jax.random.fold_in(key, 3), 123_456)
     many = jax.random.split(folded, (2, 3))

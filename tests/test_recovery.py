@@ -1,4 +1,4 @@
-"""Runs that were stopped, damaged or refused by the disk: nothing is lost, nothing goes unsaid."""
+"""Runs that were stopped, damaged or hit disk errors: nothing is lost or left unreported."""
 
 import dataclasses
 import errno
@@ -96,7 +96,7 @@ def test_resuming_a_later_chunk_loses_no_rows(whole, stopped, tmp_path):
 
 
 def test_a_unit_keeps_its_chunks_when_memory_changes(whole, stopped, tmp_path, monkeypatch):
-    """What fits now does not matter: the run's own number of lanes per chunk does."""
+    """The run's number of lanes per chunk counts, not the memory available now."""
     directory = copy(stopped, tmp_path)
     monkeypatch.setattr(run, "available_memory", lambda: 10**12)
     execution.execute(small_run(), directory, resume=True, progress=False)
@@ -214,7 +214,7 @@ def test_a_damaged_configuration_has_a_copy(whole, stopped, tmp_path, text):
 
 
 def test_directories_without_later_fields_and_with_other_names_go_on(stopped, whole, tmp_path):
-    """Settings that came later have their defaults; lanes keep the names that they began with."""
+    """Newer settings get their defaults; lanes keep their original names."""
     directory = copy(stopped, tmp_path)
     for path in (directory / "config.json", directory / "checkpoints" / "config.json"):
         value = files.read_json(path)
@@ -414,7 +414,7 @@ def test_stopping_an_evaluation_costs_nothing(whole, tmp_path, monkeypatch):
 
 
 class Awkward(gymnasium.Env):
-    """Fails where it is told to. Has InvertedPendulum's shapes, so that programs are shared."""
+    """Fails on request. Has InvertedPendulum's shapes, so that programs are shared."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (4,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))

@@ -1,4 +1,4 @@
-"""References to the paper have the numbers of its LaTeX source."""
+"""References to the paper use the numbering of its LaTeX source."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures of an episode: what is written, what is refused."""
+"""Rendering of episodes: output files and rejected arguments."""
 
 import gymnasium
 import imageio.v3 as images
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def shown():
-    """Twenty pictures of a white column that moves to the right."""
+    """Twenty frames of a white column that moves to the right."""
     frames = np.zeros((20, 16, 20, 3), np.uint8)
     frames[np.arange(20), :, np.arange(20)] = 255
     return render.Shown(frames, 25.0, 1.0, 20)

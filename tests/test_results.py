@@ -1,4 +1,4 @@
-"""Generated results: those of the repository are up to date, and a stale one is noticed."""
+"""Generated results: the repository's are up to date, and stale ones are detected."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Growth and drop rules: by hand, in both forms, in lanes that differ."""
+"""Growth and drop rules: by hand, masked and compact, in different lanes."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_own_rules_are_registered_once():
 
 @pytest.fixture
 def lonely_inputs():
-    """A rule that prefers inputs with small gradients: whatever, but unlike all others."""
+    """An arbitrary rule that differs from all others: prefers inputs with small gradients."""
 
     def rule(key, layer):
         score = rules.dense(layer.dense_grad)
@@ -103,7 +103,7 @@ def batch(seed, n=2, rows=16):
 
 
 def test_every_rule_chooses_the_same_links_in_both_forms_and_in_mixed_lanes(lonely_inputs):
-    """Lanes of one program, each with rules of its own; one mask update from the same state."""
+    """Lanes of one program with different rules; one mask update from the same state."""
     pairs = [(g, d) for g in rules.GROW for d in rules.DROP]
     fields = {"hidden": (12, 12), "batch_size": 16, "mask_interval": 2, "n_max": 2, "steps": 1000,
               "warmup": 10, "grow": tuple(rules.GROW), "drop": tuple(rules.DROP)}  # fmt: skip

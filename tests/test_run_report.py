@@ -30,7 +30,7 @@ def copy(directory: Path, to: Path) -> Path:
 
 
 class _Page(HTMLParser):
-    """Text, and everything that would load something from elsewhere."""
+    """The page's text and all references to external resources."""
 
     def __init__(self, text: str):
         super().__init__()

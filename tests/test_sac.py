@@ -46,7 +46,7 @@ def float64():
 
 
 def step(state: Any, batch: Batch, key: jax.Array, count: int, hyper: config.Hyper) -> Any:
-    """One update, its noise handed over as `update` itself would draw it."""
+    """One update, given the noise that `update` would draw."""
     t, noise = np.int32(count), draw_noise(jax.random.split(key, 3)[0], CFG)
     return update(state, batch, key, t, t, CFG, hyper, noise=noise)
 
@@ -129,7 +129,7 @@ def numpy_target(
 def numpy_update(
     state: sac.State, batch: Batch, noise: Any, count: int, hyper: config.Hyper
 ) -> tuple[update_model.Model, update_model.Model, float, Any, Any]:
-    """What the update must give: networks, log α, leak and the mean target."""
+    """Expected results of the update: networks, log α, leak and the mean target."""
     actor, critic = map(update_model.Model.of, (state.actor, state.critic))
     noise, b = jax.tree.map(np.asarray, (noise, batch))
     log_alpha, lr = float(state.log_alpha), float(hyper.learning_rate)

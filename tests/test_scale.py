@@ -1,4 +1,4 @@
-"""The page on scale: made of what was measured, and of nothing else."""
+"""The page on scale: contains exactly the measurements."""
 
 import json
 from pathlib import Path

@@ -114,7 +114,7 @@ def test_equal_updates_of_a_long_period_are_a_loop(interval, runs):
 @pytest.mark.fast
 @pytest.mark.parametrize(("updates", "delay"), [(40, 20), (9, 9), (8, 2), (3, 2), (1, 1)])
 def test_a_time_step_makes_all_its_updates_in_order(monkeypatch, updates, delay):
-    """An algorithm that writes down its counts, and whether its actor was due."""
+    """An algorithm that records its counts and whether its actor was due."""
     cfg = make("sac", updates_per_step=updates, policy_delay=delay)
 
     def update(log, batch, key, step, count, config, hyper, *, due, active):
@@ -150,7 +150,7 @@ def test_a_period_too_long_to_unroll_decides_by_count():
 
 
 class Still:
-    """An environment without loops or branches of its own."""
+    """An environment without loops or branches."""
 
     spec = EnvSpec(4, 2, 8)
 
@@ -171,7 +171,7 @@ class Still:
 
 
 def branches(text: str) -> dict[str, int]:
-    """Loops and conditionals of a lowered program, whatever function they are in. A conditional
+    """Loops and conditionals of a lowered program, in any function. A conditional
     on a constant is none: `platform_dependent` becomes one, and the compiler removes it."""
     found, known = {"loops": 0, "conditionals": 0}, set()
     for line in text.splitlines():

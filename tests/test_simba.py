@@ -1,4 +1,4 @@
-"""SimBa, the proof that an architecture is one module: both forms, all algorithms and loops."""
+"""SimBa, an architecture defined in one module: masked and compact, all algorithms and loops."""
 
 import dataclasses
 from typing import Any
@@ -43,7 +43,7 @@ def both(algo: str, **fields: Any) -> list[Any]:
 
 
 def by_steps(steps: list[tuple], params: Any, x: np.ndarray) -> np.ndarray:
-    """What exporters make of a policy, in NumPy."""
+    """The exported policy, in NumPy."""
     saved: list[np.ndarray] = []
     for kind, *arguments in steps:
         if kind == "normalize":
@@ -89,7 +89,7 @@ def test_the_module_is_what_its_steps_say():
 
 @pytest.mark.fast
 def test_a_plain_mlp_is_the_module_applied():
-    """The fused kernels compute what the module says."""
+    """The fused kernels match the module."""
     module = networks.MLP((6, 5, 2))
     params, _, _ = networks.init(jax.random.key(0), module, 4)
     x = jax.random.normal(jax.random.key(1), (3, 4))

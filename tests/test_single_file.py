@@ -1,4 +1,4 @@
-"""examples/rlx2_td3.py computes what the package computes, in float64."""
+"""examples/rlx2_td3.py matches the package in float64."""
 
 import ast
 import runpy
@@ -60,7 +60,7 @@ def test_links_of_each_layer(single, sizes, sparsity):
 
 
 def _converted(single: Any, network: Any) -> Any:
-    """A network of the package as the file holds it."""
+    """A network of the package in the file's representation."""
 
     def tree(params: Any) -> list[dict]:
         return [{"w": layer["kernel"], "b": layer["bias"]} for _, layer in sorted(params.items())]

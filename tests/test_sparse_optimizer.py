@@ -158,7 +158,7 @@ def test_moments_of_links_dropped_and_grown(name, moments):
 
 
 def kernels(state):
-    """What an optimizer's state holds of the kernel."""
+    """The kernel's entries in an optimizer's state."""
     found = [np.asarray(x) for x in jax.tree.leaves(state) if np.shape(x) == SHAPES["kernel"]]
     assert found
     return found
@@ -209,7 +209,7 @@ def test_rigl_goes_by_the_gradient_and_set_does_not(method):
 
 
 def test_nothing_evolves_from_t_end_on():
-    """From then on the optimizer is not kept from a step, and the mask stays."""
+    """After that, the optimizer takes every step and the mask stays."""
     params, state = run(adam(), 1, RIGL)[-1]
     for count in range(T_END - 5, T_END + 10):
         before = state._replace(count=jnp.int32(count - 1))
@@ -238,7 +238,7 @@ def test_any_tree():
 
 
 def test_a_choice_of_leaves_also_holds_for_evolution():
-    """A table that is not sparse is left alone, even where what is dropped starts from zero."""
+    """A table that is not sparse is unchanged, even if dropped links restart from zero."""
     params = {"kernel": random_tree(0)["kernel"], "table": random_tree(1)["kernel"]}
     tx = sparsify(
         optax.sgd(RATE),

@@ -1,4 +1,4 @@
-"""What can be read from the state of `sparsify`: masks, sparsity, summary; and how it is kept."""
+"""The state of `sparsify`: masks, sparsity, summary, serialisation."""
 
 from typing import Any
 
@@ -220,7 +220,7 @@ def test_default_masks_differ():
 
 
 def test_traced_settings():
-    """Sparsity, ζ0, interval and T_end vmapped over runs, each as if it were alone."""
+    """Sparsity, ζ0, interval and T_end vmapped over runs match single runs."""
     table = [(0.9, 0.5, 2, 10), (0.75, 0.3, 3, 10), (0.5, 0.0, 1, 10), (0.9, 0.5, 2, 2)]
     params = {**PARAMS, "b": {"kernel": jnp.ones((10, 6))}}
 

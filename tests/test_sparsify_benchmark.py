@@ -1,4 +1,4 @@
-"""The benchmark of `sparsify`: what it times keeps its masks, with and without the gradient."""
+"""The benchmark of `sparsify`: timed steps keep their masks, with and without the gradient."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The status of runs and sweeps: what each state looks like on disk."""
+"""The status of runs and sweeps: every state, from files."""
 
 import json
 import os

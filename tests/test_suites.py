@@ -1,4 +1,4 @@
-"""The catalogue of experiments: what its units are, how they scale, how they are shared out."""
+"""The catalogue of experiments: its units, their scaling, their distribution."""
 
 import dataclasses
 
@@ -97,7 +97,7 @@ def test_suites_have_the_papers_cases():
     for parameter in ("zeta0", "mask_interval", "buffer_interval", "d0", "t0"):
         values = {r[parameter] for r in paper.load(f"sensitivity_{parameter}")}
         ours = {n for n in names("sensitivity") if n.startswith(f"{parameter}=")}
-        # The default and the extreme case have lanes of their own.
+        # The default and the extreme case have separate lanes.
         assert len(values) - len(ours) == 2
 
 

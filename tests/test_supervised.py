@@ -1,4 +1,4 @@
-"""The supervised comparison: its task, its page, and that both say what was measured."""
+"""The supervised comparison: its task, and its page against the measurements."""
 
 import copy
 import json

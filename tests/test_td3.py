@@ -101,7 +101,7 @@ def test_seeds_differ(lanes):
 
 
 def numpy_update(state: Any, batch: Batch, count: int, hyper: config.Hyper, expert: Any) -> Any:
-    """What the update must give, with target smoothing off."""
+    """Expected results of the update, without target smoothing."""
     actor, critic = map(update_model.Model.of, state)
     gamma, lr, tau = (float(x) for x in (hyper.discount, hyper.learning_rate, hyper.tau))
     b = jax.tree.map(np.asarray, batch)

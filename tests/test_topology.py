@@ -1,4 +1,4 @@
-"""Drop and grow: hand-worked tables, a plain NumPy model, and what every evolution keeps."""
+"""Drop and grow: hand-worked tables, a plain NumPy model, and invariants of evolution."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Trackers: rows that checkpoints hold, once each, whatever a tracker or a kill does."""
+"""Trackers: every checkpointed row is sent exactly once, despite tracker errors and kills."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ def lane_paths(directory):
 
 
 def expected(directory):
-    """What a tracker must have of each lane: the numbers of both tables, merged by step."""
+    """Expected rows of each lane: both tables, merged by step."""
     found = [{} for _ in range(LANES)]
     for name in ("metrics.csv", "evaluations.csv"):
         for row in rows(directory / name):

@@ -1,4 +1,4 @@
-"""The launcher's flags: what they make, and what they refuse."""
+"""The launcher's flags: resulting configurations and rejected values."""
 
 import dataclasses
 from pathlib import Path
@@ -191,7 +191,7 @@ def test_mistakes_are_found_before_anything_runs(parse, args, message):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_run_alone(parse, method):
-    """The memory estimate of a run uses the rules of its own lanes."""
+    """The memory estimate of a run uses the rules of its lanes."""
     text = launch.describe(train.make_run(parse("--env=Hopper-v5", f"--method={method}")))
     assert "memory: " in text
 

@@ -1,4 +1,4 @@
-"""What benchmarks time: lanes learn, in groups, as many updates as they say."""
+"""The timed updates of benchmarks: lanes learn in groups, and update counts are right."""
 
 import jax
 import numpy as np

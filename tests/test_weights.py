@@ -1,4 +1,4 @@
-"""Networks from files: weights rewound, masks frozen, an expert that is really followed."""
+"""Networks from files: rewound weights, frozen masks, an expert that is followed."""
 
 import dataclasses
 

@@ -119,7 +119,7 @@ class Model:
             return kept.reshape(mask.shape)
 
         def each(*leaves: np.ndarray) -> np.ndarray:
-            """Members of an ensemble evolve on their own."""
+            """Members of an ensemble evolve independently."""
             if self.members is None:
                 return layer(*leaves)
             return np.stack([layer(*member) for member in zip(*leaves)])

@@ -1,4 +1,4 @@
-"""What all parts of the campaign share: servers, references, a scratch directory."""
+"""Shared by all parts of the campaign: servers, references, a scratch directory."""
 
 import contextlib
 import sys
@@ -21,7 +21,7 @@ class Campaign:
         self.scratch, self.jobs = scratch.resolve(), jobs
         self.scratch.mkdir(parents=True, exist_ok=True)
         cache.mkdir(parents=True, exist_ok=True)
-        native.execution()  # compiles the kernels once: no case waits for that
+        native.execution()  # compile the kernels once, before any case
         self.pool = Pool(self.scratch, cache.resolve(), inject.build(self.scratch), jobs)
         self._references: dict[str, Reference] = {}
 
@@ -44,7 +44,7 @@ class Campaign:
 
 @contextlib.contextmanager
 def campaign(scratch: Path, cache: Path, jobs: int) -> Iterator[Campaign]:
-    """Starts the servers, and ends them afterwards."""
+    """Starts the servers and stops them afterwards."""
     found = Campaign(scratch, cache, jobs)
     try:
         yield found

@@ -1,4 +1,4 @@
-"""The runs that faults are injected into: small, with every mechanism at work."""
+"""The runs that faults are injected into: small, but using every mechanism."""
 
 import dataclasses
 import re
@@ -42,7 +42,7 @@ class Case:
         return [f"--logdir={directory}", *self.flags]
 
     def proceed(self, directory: Path) -> list[str]:
-        """The arguments that continue the run in `directory`, or start it where nothing is."""
+        """The arguments that continue the run in `directory`, or start it if there is none."""
         resumable = self.module == "experiments.train" and any(
             (directory / name).exists() for name in ("config.json", "checkpoints/config.json")
         )
@@ -77,7 +77,7 @@ CASES = {
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The undisturbed run of a case, and what it wrote."""
+    """The undisturbed run of a case and its output files."""
 
     case: Case
     directory: Path
@@ -106,20 +106,20 @@ _WARNING = re.compile(
     r"|incomplete|not match|falling back|previous checkpoint",
     re.I,
 )
-# Progress, and what libraries log for their developers: neither tells the user of a fault.
+# Progress and internal logs of libraries, which do not report faults.
 _NORMAL = re.compile(
     r"^(step [\d,]+/|\d+ lanes, writing|resumed at step|\[\d+/\d+\] |\w+:absl:|[IWEF]\d{4} )"
 )
 
 
 def warnings(stderr: str) -> list[str]:
-    """The lines in which a command tells of something unusual."""
+    """The lines in which a command reports something unusual."""
     lines = stderr.splitlines()
     return [line for line in lines if _WARNING.search(line) and not _NORMAL.match(line)]
 
 
 def traceback_shown(ended: Ended) -> bool:
-    """Whether the command printed a Python traceback, from whichever thread."""
+    """Whether the command printed a Python traceback, from any thread."""
     return "Traceback (most recent call last)" in ended.stderr + ended.stdout
 
 
@@ -139,17 +139,17 @@ def complaint(ended: Ended) -> str | None:
 
 
 def settled(outcome: str, *commands: Ended) -> str:
-    """`outcome`, or `noise` where one of the commands showed a traceback on the way to it."""
+    """`outcome`, or `noise` if one of the commands printed a traceback."""
     return "noise" if any(map(traceback_shown, commands)) else outcome
 
 
 def rejected(ended: Ended) -> bool:
-    """Whether the command refused with a message of one line."""
+    """Whether the command failed with a one-line message."""
     lines = [x for x in ended.stderr.splitlines() if x.startswith("error:")]
     return ended.code == 2 and len(lines) == 1
 
 
 def last_words(ended: Ended, lines: int = 3) -> str:
-    """The end of what a command told, for the list of failures."""
+    """The end of a command's output, for the list of failures."""
     found = [x for x in ended.stderr.splitlines() if x.strip() and not _NORMAL.match(x)]
     return " | ".join(x.strip()[:160] for x in found[-lines:])

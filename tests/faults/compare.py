@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-# Not results: how a run is continued, who holds it, and a picture of what the tables have.
+# Not results: checkpoints, locks, and a plot of the tables.
 _SKIPPED_PARTS = ("checkpoints",)
 _TIMED = ("second", "time", "date", "git", "resume", "warning", "pid", "host", "sha256")
 
 
 def differences(directory: Path, reference: Path) -> list[str]:
-    """One line for each result of `reference` that `directory` does not have exactly."""
+    """One line for each result of `reference` that is missing or different in `directory`."""
     found = []
     for path in sorted(reference.rglob("*")):
         name = path.relative_to(reference)

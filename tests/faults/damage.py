@@ -1,5 +1,5 @@
-"""Damaged files: every file of a run directory is flipped, cut, emptied, deleted or replaced,
-then the run is resumed and what becomes of it is classified."""
+"""Damaged files: every file of a run directory has bits flipped, or is cut, emptied, deleted or
+replaced; then the run is resumed and the outcome classified."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ def _empty(path: Path, _: random.Random) -> None:
 
 
 def _zeros(path: Path, chance: random.Random) -> None:
-    """A block of zeros, as a lost page leaves it."""
+    """Replaces a block with zeros, as if a page was lost."""
     data = bytearray(path.read_bytes())
     if data:
         begin = chance.randrange(len(data))
@@ -109,7 +109,7 @@ def finished(reference: Reference) -> Source:
 
 
 def plan(sources: list[Source], count: int, seed: int) -> list[Trial]:
-    """`count` cases; each kind of file meets each damage before any meets it twice."""
+    """`count` cases; every kind of file gets every damage once before any repeats."""
     queues: dict[tuple[str, str, str], list[tuple[Source, str, str]]]
     queues = collections.defaultdict(list)
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A disk that is really full: another file takes the rest of a tmpfs once the run has begun."""
+"""A full disk: another file fills a tmpfs after the run has begun."""
 
 import contextlib
 import subprocess
@@ -13,8 +13,8 @@ from .process import Ended, Server
 from .report import Outcome, Verdict
 
 MEGABYTES = 64
-LEFT = (0, 40, 150, 400)  # KiB of room that the other file leaves
-PAUSE = 2.0  # seconds for which a disk is full that gets room again
+LEFT = (0, 40, 150, 400)  # KiB that stay free
+PAUSE = 2.0  # seconds until a disk that was filled has space again
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def small_disk(directory: Path) -> Iterator[None]:
 
 
 def _fill(mount: Path, left: int, freed: bool, over: threading.Event) -> None:
-    """Takes all room but `left` KiB when the first rows are there, and gives it back later."""
+    """Fills all space but `left` KiB once the first rows are written, and frees it later."""
     while not list(mount.glob("run/evaluations.csv")):
         if over.wait(0.02):
             return
@@ -48,7 +48,7 @@ def _fill(mount: Path, left: int, freed: bool, over: threading.Event) -> None:
 
 
 def run(reference: Reference, server: Server, scratch: Path, left: int, *, freed: bool) -> Outcome:
-    """A run on a disk that fills up; it is resumed when there is room."""
+    """A run on a disk that fills up; it is resumed when there is space."""
     mount = scratch / f"disk-{left}"
     column = f"{left} KiB left" + (", freed" if freed else "")
     with small_disk(mount):
@@ -74,7 +74,7 @@ def _judge(reference: Reference, server: Server, mount: Path, left: int, freed: 
     case, directory = reference.case, mount / "run"
     ended = _crowded(reference, server, mount, left, freed)
     wrong = cases.complaint(ended)
-    # A disk that is still full at the end: the run says which files it could not write.
+    # If the disk is still full at the end, the run must list the files that it could not write.
     if wrong or not (ended.code == 0 or cases.rejected(ended)):
         return Verdict(wrong or f"exit {ended.code}", cases.last_words(ended))
     found = compare.differences(directory, reference.directory)

@@ -17,7 +17,7 @@ from .process import Pool, Server
 from .report import Outcome, Verdict
 
 ERRORS = ("ENOSPC", "EIO")
-SPACE = "open|write|pwrite|writev|pwritev|truncate|mkdir|link"  # what needs room on a disk
+SPACE = "open|write|pwrite|writev|pwritev|truncate|mkdir|link"  # calls that need disk space
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Trial:
     row: str
     column: str
     number: int
-    lasting: bool = False  # the disk stays full: results may be missing, and must be named
+    lasting: bool = False  # the disk stays full: results may be missing but must be listed
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Trial:
 
 
 def _startup(calls: list[inject.Call]) -> int:
-    """Calls before the first row is logged: a run that cannot make these may refuse to begin."""
+    """Calls before the first row is logged: a run may refuse to start if these fail."""
     return next((c.number for c in calls if c.path.endswith("evaluations.csv")), len(calls)) - 1
 
 
@@ -86,7 +86,7 @@ def every(reference: Reference) -> list[Trial]:
 
 
 def full(reference: Reference, seed: int) -> list[Trial]:
-    """A disk that is full for a while, and one that stays full."""
+    """A disk that is full for some time, and one that stays full."""
     chance = random.Random(seed)
     calls = reference.ended.calls
     total = sum(c.operation in SPACE.split("|") for c in calls)

@@ -45,7 +45,7 @@ MILD = {
     "buffer_interval": ("7", "10,2147483647"),
     "learning_rate": ("1e-45", "3e38", "0.001,0.002"),
 }
-# A run that starts quickly, where a command line does not say otherwise.
+# Defaults for a run that starts quickly.
 SMALL = {
     "steps": "2000",
     "warmup": "20",
@@ -103,7 +103,7 @@ def values(name: str, option: Option | None) -> tuple[str, ...]:
 
 
 def singles() -> Iterator[list[str]]:
-    """Every extreme value of every flag by itself."""
+    """Every extreme value of every flag, one at a time."""
     for name, option in options().items():
         for value in dict.fromkeys(values(name, option)):
             yield small([f"--{name}={value}"])
@@ -127,6 +127,6 @@ def combinations(count: int, seed: int) -> Iterator[list[str]]:
 
 
 def small(flags: list[str]) -> list[str]:
-    """The flags, after those of a small run that they do not give themselves."""
+    """The flags, preceded by the defaults that they do not override."""
     given = {flag.split("=")[0].removeprefix("--") for flag in flags}
     return [f"--{k}={v}" for k, v in SMALL.items() if k not in given] + flags

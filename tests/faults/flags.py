@@ -1,5 +1,5 @@
-"""Extreme flags: every command line is answered in seconds without a traceback, and what a dry run
-accepts also starts, learns or at least begins, and stops when asked."""
+"""Extreme flags: every command line gets an answer within seconds and no traceback, and whatever a
+dry run accepts also starts and stops on request."""
 
 import dataclasses
 import re
@@ -12,8 +12,8 @@ from . import cases, extremes
 from .process import Ended, Pool, Server
 from .report import Outcome, Verdict
 
-ANSWER = 5.0  # seconds of work that a dry run may take, imports left out
-HUNG = 240.0  # seconds by the clock, on a busy machine
+ANSWER = 5.0  # processor seconds that a dry run may take, without imports
+HUNG = 240.0  # wall-clock seconds, on a busy machine
 PATIENCE = 90.0  # seconds after which a run that shows no metrics is asked to stop
 STOPPING = 240.0  # seconds for that: compiling a large program cannot be interrupted
 LARGE = 3e9  # bytes: runs that need more start one at a time
@@ -44,7 +44,7 @@ def plan(count: int, seed: int) -> list[Trial]:
 
 
 def run(trial: Trial, pool: Pool, scratch: Path) -> Outcome:
-    """A dry run; where it is accepted, a start in a directory of its own."""
+    """A dry run; if accepted, also a start in a new directory."""
     directory = scratch / f"flags-{trial.number}"
     shutil.rmtree(directory, ignore_errors=True)
     with pool.server() as server:
@@ -75,7 +75,7 @@ def _judge(trial: Trial, server: Server, directory: Path) -> tuple[str, Verdict]
 
 
 def _start(trial: Trial, server: Server, directory: Path) -> Verdict:
-    """Starts and is stopped after the first metrics, or after a while."""
+    """Starts a run and stops it after the first metrics, or after `PATIENCE` seconds."""
     flags = [x for x in trial.flags if not x.startswith("--logdir")]
     rule, late = "term@write:*metrics.csv:1", ((PATIENCE, signal.SIGTERM),)
     arguments = [f"--logdir={directory}", *flags]
@@ -89,6 +89,6 @@ def _start(trial: Trial, server: Server, directory: Path) -> Verdict:
 
 
 def _estimate(dry: Ended) -> float:
-    """Bytes that the dry run says the run takes."""
+    """Bytes that the run takes according to the dry run."""
     found = re.search(r"^memory: ([\d.]+) GB", dry.stdout, re.M)
     return float(found[1]) * 1e9 if found else LARGE

@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def compiler() -> str | None:
-    """The C compiler, or None where there is none."""
+    """The C compiler, or None."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
@@ -66,7 +66,7 @@ def install(library: str, directory: str, rule: str, log: str) -> None:
 
 
 def kind_of(path: str) -> str:
-    """A path without what differs between runs: hashes and numbers become `*`."""
+    """A path with hashes and numbers replaced by `*`, because they differ between runs."""
     return re.sub(r"\d+", "*", re.sub(r"[0-9a-f]{32}", "*", path)).replace("rlx*", "rlx2")
 
 

@@ -1,4 +1,4 @@
-"""Kills: SIGKILL at random times and at every kind of write, then resumed to the end."""
+"""Kills: SIGKILL at random times and at every kind of write; the run is then resumed."""
 
 import collections
 import dataclasses
@@ -107,7 +107,7 @@ def _spread(
     groups = collections.defaultdict(list)
     for reference in references:
         for kind in kinds(reference):
-            # a sweep has the same files two levels down, beside its own
+            # a sweep has the same files two levels down, in addition to its own
             path = kind[1].split("/")
             inner = path[2 * (reference.case.module == "experiments.sweep") :]
             groups[kind[0], *(inner or path)].append((reference, kind))
@@ -161,8 +161,8 @@ def _judge(trial: Trial, server: Server, directory: Path) -> Verdict:
 
 
 def _wrong_end(ended: Ended, trial: Trial) -> str | None:
-    """Whether a process that was killed or signalled ended in a way that it should not."""
-    if ended.code in (0, -signal.SIGKILL):  # the end came first, or the kill
+    """Whether a process that was killed or signalled ended incorrectly."""
+    if ended.code in (0, -signal.SIGKILL):  # it finished first, or was killed
         return None
     if trial.column.startswith("SIG"):
         number = signal.SIGTERM if "TERM" in trial.column else signal.SIGINT

@@ -1,4 +1,4 @@
-"""Peak memory of starting, saving and resuming a run, next to what `--dry_run` estimates."""
+"""Peak memory of starting, saving and resuming a run, compared with the `--dry_run` estimate."""
 
 import contextlib
 import re
@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from .process import ROOT, environment
 
-# Form of the lanes, and transitions that each buffer holds.
+# Execution of the lanes, and the capacity of each buffer.
 SIZES = (("masked", 2_000_000), ("masked", 8_000_000), ("compact", 2_000_000))
 LANES = 4
 TOLERANCE = 0.15
 COMPILER = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
-SAVING = 4.0  # seconds that saves are watched
+SAVING = 4.0  # seconds for which saves are observed
 
 
 class Peaks(NamedTuple):
-    """Bytes of resident memory, at most, in each phase."""
+    """Peak resident bytes in each phase."""
 
     form: str
     capacity: int
@@ -61,7 +61,7 @@ def _reset_peak(pid: int) -> None:
 
 
 def _saves(directory: Path) -> int:
-    """Files of checkpoints: more of them means that one is being written."""
+    """Number of checkpoint files: an increase means that one is being written."""
     checkpoints = directory / "checkpoints"
     return sum(p.is_file() for name in ("states", "data") for p in _walk(checkpoints / name))
 
@@ -113,7 +113,7 @@ def measure(form: str, capacity: int, scratch: Path, cache: Path) -> Peaks:
     """Starts, saves, stops and resumes a run with buffers of `capacity`."""
     directory = scratch / f"memory-{form}-{capacity}"
     shutil.rmtree(directory, ignore_errors=True)
-    # With XLA's own flags and an empty cache, as a user has them: compiling takes most.
+    # With XLA's default flags and an empty cache, as for a user: compiling needs the most memory.
     variables = {k: v for k, v in environment(cache).items() if k not in COMPILER}
     arguments = _flags(form, capacity, directory)
     guess = estimate(arguments, variables)

@@ -1,4 +1,4 @@
-"""The parts of the campaign: which runs each attacks, and how."""
+"""The parts of the campaign: their runs and faults."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ from .campaign import Campaign
 from .cases import CASES
 from .report import Outcome, carry_out
 
-# Every part on two or more runs of different form.
+# Every part uses two or more different kinds of runs.
 DAMAGED = ("td3-masked", "td3-chunks", "sac-compact", "brax-td3", "sweep-toy")
 FAILING = ("td3-chunks", "sac-compact", "brax-td3")
 

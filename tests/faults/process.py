@@ -1,4 +1,4 @@
-"""The campaign's side of the fork server: starts a command with a fault, signals it, awaits it."""
+"""Client of the fork server: starts a command with a fault, signals it, waits for it."""
 
 import contextlib
 import json
@@ -26,14 +26,14 @@ STARTING = 600.0  # seconds that a server's imports may take on a busy machine
 
 
 class Ended(NamedTuple):
-    """How a command ended. `code` is negative for a signal, None where it was killed as hung."""
+    """How a command ended. `code` is negative for a signal, None if it hung and was killed."""
 
     code: int | None
     stdout: str
     stderr: str
     seconds: float
     calls: list[inject.Call]
-    work: float = 0.0  # seconds of a processor
+    work: float = 0.0  # processor seconds
 
     @property
     def fired(self) -> bool:
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """Of all processes of the campaign: compiled programs are shared."""
+    """Environment of all processes of the campaign, which share compiled programs."""
     return {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
@@ -153,7 +153,7 @@ class Pool:
 
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
-        """A server that nobody else uses meanwhile."""
+        """A server for exclusive use."""
         server = self._free.get()
         try:
             yield server

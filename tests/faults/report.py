@@ -1,4 +1,4 @@
-"""Outcomes of the cases, counted in a table and kept as JSON."""
+"""Outcomes of the cases, counted in a table and saved as JSON."""
 
 import collections
 import json
@@ -13,7 +13,7 @@ GOOD = ("exact", "warned", "rejected", "reported", "learned", "began")
 
 
 class Verdict(NamedTuple):
-    """The judgement of one case."""
+    """The verdict on one case."""
 
     outcome: str
     detail: str = ""
@@ -25,14 +25,14 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one case."""
+    """The result of one case."""
 
     row: str  # of the table: what was attacked
     column: str  # how
     outcome: str  # one of GOOD, or a failure
     repeat: str  # names the case: repeat it with --only
     detail: str = ""
-    faults: int = 1  # that took effect: kills, failed calls
+    faults: int = 1  # kills or failed calls that took effect
 
     @property
     def good(self) -> bool:
@@ -56,7 +56,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def summary(title: str, outcomes: list[Outcome]) -> str:
-    """The table, the totals, and each failure with the name that repeats it."""
+    """The table, the totals, and each failure with the name to repeat it."""
     totals = collections.Counter(x.outcome for x in outcomes)
     lines = [f"== {title}: {len(outcomes)} cases", table(outcomes), ""]
     faults = sum(x.faults for x in outcomes)
@@ -77,7 +77,7 @@ def save(path: Path, parts: dict[str, list[Outcome]], more: dict[str, Any]) -> N
 
 
 def carry_out(tasks: list[Any], one: Any, jobs: int) -> list[Outcome]:
-    """`one(task)` for every task, `jobs` at a time, with a line for each as it ends."""
+    """`one(task)` for every task, `jobs` at a time; prints a line as each ends."""
     found: list[tuple[int, Outcome]] = []
     began = time.monotonic()
     with ThreadPoolExecutor(jobs) as threads:

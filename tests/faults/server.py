@@ -39,11 +39,11 @@ PRELOADED = (
 )
 
 
-MOST_BYTES = 1_800_000_000  # that a worker keeps of programs before another takes its place
+MOST_BYTES = 1_800_000_000  # memory of a worker above which it is replaced
 
 
 def _begin() -> None:
-    """What a new process does first."""
+    """Prepares a new process."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the server
     os.setpgid(0, 0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -72,7 +72,7 @@ def _child(request: dict[str, Any], library: str) -> None:
 
 
 class _Worker:
-    """A fork that runs one command after another and keeps what JAX has traced and compiled."""
+    """A fork that runs one command after another and keeps JAX's traced and compiled programs."""
 
     def __init__(self, library: str):
         requests, self._requests = os.pipe()
@@ -89,11 +89,11 @@ class _Worker:
         self._lines = os.fdopen(self._answers)
 
     def send(self, request: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there will be no answer
+        with contextlib.suppress(BrokenPipeError):  # it has ended and will not answer
             os.write(self._requests, json.dumps(request).encode() + b"\n")
 
     def answer(self) -> dict[str, Any] | None:
-        """How the command ended; None where it ended the worker."""
+        """How the command ended; None if the worker ended too."""
         line = self._lines.readline()
         return json.loads(line) if line else None
 
@@ -143,7 +143,7 @@ def main(library: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     gc.collect()
-    gc.freeze()  # what was imported is not examined again and stays shared
+    gc.freeze()  # the collector skips imported objects, so their pages stay shared
     worker = None
     while line := sys.stdin.readline():
         request = json.loads(line)
