@@ -1,1 +1,1 @@
-"""Speed and learning measurements, side by side with other implementations."""
+"""Benchmarks of speed and learning, compared with other implementations."""

@@ -1,16 +1,16 @@
-"""Speed, as ratios measured side by side in one run. Prints one JSON object.
+"""Speed ratios, each measured within one run. Prints one JSON object.
 
     python -m benchmarks.benchmark updates  [--sbx=PYTHON]   gradient updates per second
     python -m benchmarks.benchmark capacity                  cost of a step against buffer size
     python -m benchmarks.benchmark steps    [--sbx=PYTHON]   environment steps per second
-    python -m benchmarks.benchmark pipeline                  what stepping in halves gains
+    python -m benchmarks.benchmark pipeline                  speedup from stepping lanes in halves
     python -m benchmarks.benchmark growth                    time and memory over a long run
-    python -m benchmarks.benchmark compact  [--sbx=PYTHON]   live links only, against masks
+    python -m benchmarks.benchmark compact  [--sbx=PYTHON]   compact against masked updates
     python -m benchmarks.benchmark sweep                     the same over sparsities and widths
-    python -m benchmarks.benchmark kernels                   kernels against the CPU's limit
+    python -m benchmarks.benchmark kernels                   kernels against the CPU's peak
     python -m benchmarks.benchmark sparsify                  `sparsify` against plain Adam
 
-`--sbx` names a Python that has SBX (see benchmarks/peers/README.md).
+`--sbx` is a Python interpreter with SBX installed (see benchmarks/peers/README.md).
 """
 
 import json
@@ -29,9 +29,11 @@ from rlx2_jax import config as configs
 from rlx2_jax.cli import crash
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("sbx", None, "A Python with SBX, to measure beside ours.")
+flags.DEFINE_string("sbx", None, "Python interpreter with SBX, which is then measured too.")
 flags.DEFINE_string("bench_env", "Hopper-v5", "Environment of `steps` and `pipeline`.")
-flags.DEFINE_integer("repeats", 5, "Measurements of each kind; the median counts.", lower_bound=1)
+flags.DEFINE_integer(
+    "repeats", 5, "Measurements of each subject; the median is reported.", lower_bound=1
+)
 flags.DEFINE_integer("bench_steps", 3000, "Time steps of each end-to-end measurement.")
 flags.DEFINE_integer("growth_steps", 200_000, "Time steps of `growth`.", lower_bound=10)
 flags.DEFINE_string("out", None, "Also write the JSON to this file.")
@@ -40,9 +42,8 @@ flags.DEFINE_string("out", None, "Also write the JSON to this file.")
 def updates() -> dict[str, Any]:
     """Gradient updates per second in a scan, Hopper sizes, batch 256, sampling included.
 
-    Masked lanes with 1-step targets, as SBX has; `own_n` is RLx2's own window (3, SAC 2, which
-    costs SAC a second pass of the actor); `dense` has all links, so that no row of weights is left
-    out of the products."""
+    Masked lanes with 1-step targets, as in SBX. `own_n` uses RLx2's n (3; 2 for SAC, which costs
+    SAC a second forward pass of the actor). `dense` has all links, so the products skip no rows."""
     out: dict[str, Any] = {"measured": "masked RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     for algo in ("td3", "sac"):
         ours = {n: Scanned(program(algo, n, n=1, updates=400 // n)) for n in (1, 8)}
@@ -53,15 +54,15 @@ def updates() -> dict[str, Any]:
             "own_n": Scanned(program(algo, 1, updates=400)),
             "dense": Scanned(program(algo, 1, n=1, sparsity=(0.0, 0.0), updates=400)),
         }
-        subjects |= {f"{algo}_1_lane_{k}": lambda own=own: 1 / own() for k, own in more.items()}
+        subjects |= {f"{algo}_1_lane_{k}": lambda run=run: 1 / run() for k, run in more.items()}
         with Peers() as peers:
             if FLAGS.sbx:
                 subjects[f"sbx_{algo}"] = peers.add(Peer("updates", algo))
-            found = interleaved(subjects)
-        out |= found.medians()
-        out[f"{algo}_8_lanes_over_1"] = found.ratio(f"{algo}_8_lanes", f"{algo}_1_lanes")
-        out |= over_sbx(found, algo)
-        out[f"{algo}_turns"] = found.values
+            results = interleaved(subjects)
+        out |= results.medians()
+        out[f"{algo}_8_lanes_over_1"] = results.ratio(f"{algo}_8_lanes", f"{algo}_1_lanes")
+        out |= over_sbx(results, algo)
+        out[f"{algo}_turns"] = results.values
     return out
 
 
@@ -71,8 +72,8 @@ def capacity() -> dict[str, Any]:
     subjects = {
         name: Scanned(program("td3", 1, capacity=size), 200) for name, size in sizes.items()
     }
-    found = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
-    return {**found.medians(), "ratio": found.ratio("ms_at_1e6", "ms_at_1e4")}
+    results = interleaved({f"ms_at_{k}": lambda s=s: 1e3 * s() for k, s in subjects.items()})
+    return {**results.medians(), "ratio": results.ratio("ms_at_1e6", "ms_at_1e4")}
 
 
 def side_by_side(
@@ -85,8 +86,8 @@ def side_by_side(
     n: int | None = None,
     sbx: bool = False,
 ) -> dict[str, Any]:
-    """Microseconds per update of one lane in both forms, by the clock and by processor time: on a
-    busy machine the second is what the work costs. `sbx`: also of SBX, if there is one."""
+    """Microseconds per update of one masked and one compact lane, in wall-clock and processor
+    time; on a busy machine, use the latter. `sbx`: also measures SBX if --sbx is set."""
     forms = {
         form: Scanned(
             program(
@@ -130,8 +131,8 @@ def side_by_side(
 
 
 def compact() -> dict[str, Any]:
-    """Whole updates (sampling, targets, gradients, Adam, Polyak) on live links, against masks, with
-    1-step targets as SBX has."""
+    """Whole updates (sampling, targets, gradients, Adam, Polyak), compact against masked, with
+    1-step targets as in SBX."""
     hopper = (0.98, 0.95)  # the same for TD3 and SAC
     return {
         "td3_1_lane": side_by_side("td3", 1, (256, 256), hopper, 200, n=1, sbx=True),
@@ -143,7 +144,7 @@ def compact() -> dict[str, Any]:
 
 
 def sweep() -> dict[str, Any]:
-    """The same over sparsities and widths, with RLx2's targets: cost against live links."""
+    """`compact` over sparsities and widths, with RLx2's targets: cost against live links."""
     out: dict[str, Any] = {}
     for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99):
         name = f"sparsity_{sparsity}"

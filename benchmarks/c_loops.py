@@ -1,4 +1,4 @@
-"""C policies timed in a loop in C, and the dense loops that sparse ones are compared with."""
+"""Times C policies in a C loop, and generates the dense C baseline."""
 
 import ctypes
 import time
@@ -21,7 +21,7 @@ _DENSE_LAYER = """\
     }}
 """
 
-# In a file of its own, so that the compiler cannot look into the policy.
+# A separate file, so the compiler cannot inline the policy.
 _LOOP = """\
 #include <stdint.h>
 void {name}_act(const float *obs, float *action);
@@ -40,7 +40,7 @@ float loop(uint32_t calls, const float *obs)
 
 
 def dense_source(policy: SparsePolicy, name: str) -> c.CFile:
-    """The C file of the same network with dense loops."""
+    """C file of the same network with dense loops."""
     arrays, body = c_ops.Arrays(name), ""
     for i, layer in enumerate(policy.layers):
         last = i + 1 == len(policy.layers)
@@ -63,12 +63,12 @@ def dense_source(policy: SparsePolicy, name: str) -> c.CFile:
 
 
 class CLoop:
-    """A C policy timed in a C loop, and through ctypes."""
+    """Times a C policy in a C loop and through ctypes."""
 
     def __init__(
         self, text: str, name: str, sizes: tuple[int, ...], folder: Path, flags: tuple[str, ...]
     ):
-        """Compiles `text`, whose function is `<name>_act`, of a policy of `sizes` units."""
+        """Compiles `text`, which defines `<name>_act` for a policy with layers of `sizes` units."""
         source, loop = folder / f"{name}.c", folder / f"{name}_loop.c"
         source.write_text(text)
         loop.write_text(_LOOP.format(name=name, inputs=sizes[0], actions=sizes[-1]))

@@ -1,4 +1,4 @@
-"""Compares a run's learning curves with those of a peer: writes docs/learning.md and its plot.
+"""Compares a run's learning curves with SBX's: writes docs/learning.md and its plot.
 
     rlx2 train --env=Hopper-v5 --method=dense --seeds=4 --steps=300000 \
         --logdir=runs/hopper
@@ -19,16 +19,16 @@ from benchmarks.performance import table
 from rlx2_jax.cli import crash
 from rlx2_jax.reporting import csvlog
 
-LAST = 30  # evaluations that a final score is the mean of
-DIFFERENCES = (  # between SBX's TD3 and the paper's, which no setting removes
-    "Some differences are not settings: SBX updates its targets at every update, we (like the "
-    "paper) at every second one; its actor maximises the smaller of both critics, ours the first; "
-    "its initial weights are about 1.7 times as large."
+LAST = 30  # evaluations averaged into a final score
+DIFFERENCES = (  # between SBX's TD3 and the paper's that no setting removes
+    "Some differences are not settings: SBX updates its targets at every update, rlx2_jax (like "
+    "the paper) at every second one; SBX's actor maximises the smaller of both critics, that of "
+    "rlx2_jax the first; SBX's initial weights are about 1.7 times as large."
 )
 
 
 class Curve(NamedTuple):
-    """Returns of one seed."""
+    """Evaluation returns of one seed."""
 
     name: str
     step: np.ndarray
@@ -63,7 +63,7 @@ def _read(path: Path, columns: list[str]) -> dict[str, np.ndarray]:
 
 
 def write(logdir: Path, peers: list[Path], out: Path) -> None:
-    """The page and its picture. Curves must end at the same step, or scores mean nothing."""
+    """Writes the page and its plot. All curves must end at the same step to be comparable."""
     groups = {"rlx2_jax": ours(logdir), "SBX": [peer(path) for path in peers]}
     ends = {float(curve.step[-1]) for curves in groups.values() for curve in curves}
     if len(ends) > 1:
@@ -80,7 +80,7 @@ def write(logdir: Path, peers: list[Path], out: Path) -> None:
     ]
     head = ["", f"mean of the last {LAST} evaluations", "last evaluation", "best evaluation"]
     parts = [
-        "# Learning beside SBX",
+        "# Learning curves against SBX",
         f"{title}, {ends.pop():,.0f} steps, the same settings in both; 10 noise-free episodes "
         "every 5,000 steps. `python -m benchmarks.compare_learning` writes this page.",
         table(head, rows),
@@ -102,7 +102,7 @@ def _summary(name: str, curves: list[Curve]) -> str:
 
 
 def draw(groups: dict[str, list[Curve]], title: str) -> Figure:
-    """Every seed as a line, one colour for each program."""
+    """Plots one line per seed, one colour per program."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for (name, curves), color in zip(groups.items(), ("C0", "C1")):
@@ -116,11 +116,13 @@ def draw(groups: dict[str, list[Curve]], title: str) -> Figure:
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """This command's flags, defined when it runs: other commands have some of the same names."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("logdir", None, "Directory of our run.", required=True, **own)
-    flags.DEFINE_list("peer", None, "CSV files of the peer's runs.", required=True, **own)
-    flags.DEFINE_string("out", "docs", "Where the page goes.", **own)
+    """Defined when the command runs, because flag names are shared between commands."""
+    to: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("logdir", None, "Run directory.", required=True, **to)
+    flags.DEFINE_list(
+        "peer", None, "CSV files written by `sbx_peer.py learn`.", required=True, **to
+    )
+    flags.DEFINE_string("out", "docs", "Output directory of the page.", **to)
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@
         --mask_interval=1000 --buffer_interval=5000 --eval_interval=2000 --logdir=runs/dmc
     python -m benchmarks.dmc_curve --logdir=runs/dmc
 
-Without --logdir it draws the numbers that an earlier run left.
+Without --logdir it redraws the plot from the existing CSV file.
 """
 
 import csv
@@ -26,7 +26,7 @@ COLUMNS = ("method", "seed", "step", "mean_return")
 
 
 def take_over(logdir: Path, out: Path) -> None:
-    """Copies a run's evaluations, with each lane's method and seed."""
+    """Writes a run's evaluations to a CSV file, with each lane's method and seed."""
     config = json.loads((logdir / "config.json").read_text())
     if config["env"] != TASK:
         raise ValueError(f"--logdir={logdir} trained {config['env']}: give a run of {TASK}")
@@ -41,22 +41,22 @@ def take_over(logdir: Path, out: Path) -> None:
 
 
 def curves(path: Path) -> dict[str, list[Curve]]:
-    """One curve for each seed, by method."""
+    """Curves of all seeds, by method."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
     groups: dict[str, list[Curve]] = {}
     for method, seed in dict.fromkeys((row["method"], row["seed"]) for row in rows):
-        own = [row for row in rows if (row["method"], row["seed"]) == (method, seed)]
-        step, value = (np.array([float(row[k]) for row in own]) for k in ("step", "mean_return"))
+        lane = [row for row in rows if (row["method"], row["seed"]) == (method, seed)]
+        step, value = (np.array([float(row[k]) for row in lane]) for k in ("step", "mean_return"))
         groups.setdefault(method, []).append(Curve(f"seed {seed}", step, value))
     return groups
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """This command's flags, defined when it runs: other commands have some of the same names."""
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("logdir", None, "Directory of a run, whose numbers to take over.", **own)
-    flags.DEFINE_string("out", "docs", "Where the picture goes.", **own)
+    """Defined when the command runs, because flag names are shared between commands."""
+    to: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("logdir", None, "Run directory to take new numbers from.", **to)
+    flags.DEFINE_string("out", "docs", "Output directory of the plot.", **to)
 
 
 def main(argv: list[str]) -> int:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.inference_benchmark [--torch=PYTHON] [--out=FILE]
 
-Hopper's actor, 11-256-256-3, 98% sparse. Prints one JSON object: nanoseconds per action, all
-taken in turns in one run, their ratios, and sizes in bytes. `--torch` names a Python that has
-PyTorch.
+Hopper's actor, 11-256-256-3, 98% sparse. Prints one JSON object: nanoseconds per action
+(subjects alternate within one run), their ratios, and sizes in bytes. `--torch` is a Python
+interpreter with PyTorch installed.
 """
 
 import json
@@ -32,7 +32,7 @@ PEER = Path(__file__).parent / "peers" / "torch_inference.py"
 
 
 class TorchPeer:
-    """PyTorch in another Python, asked for one measurement at a time."""
+    """PyTorch in a subprocess, which makes one measurement per request."""
 
     def __init__(self, python: str):
         command = [python, str(PEER), *map(str, SIZES)]
@@ -45,7 +45,9 @@ class TorchPeer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{PEER.name} ended: does the Python of --torch have PyTorch?")
+            raise RuntimeError(
+                f"{PEER.name} exited: is PyTorch installed in the Python of --torch?"
+            )
         return line
 
     def __call__(self, calls: int) -> float:
@@ -61,21 +63,21 @@ class TorchPeer:
 def interleaved(
     subjects: dict[str, Callable[[int], float]], repeats: int
 ) -> dict[str, dict[str, float]]:
-    """Best and median of each subject in nanoseconds, in turns of about 1 ms. Other processes only
-    ever add time, so that the best says what the code takes."""
+    """Best and median of each subject in nanoseconds, in alternating turns of about 1 ms. Other
+    processes can only add time, so the best is closest to the true cost."""
     calls = {name: max(8, int(0.001 / measure(64))) for name, measure in subjects.items()}
-    found: dict[str, list[float]] = {name: [] for name in subjects}
+    results: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(repeats):
         for name, measure in subjects.items():
-            found[name].append(1e9 * measure(calls[name]))
+            results[name].append(1e9 * measure(calls[name]))
     return {
-        "best": {name: round(min(values), 1) for name, values in found.items()},
-        "median": {name: round(float(np.median(values)), 1) for name, values in found.items()},
+        "best": {name: round(min(values), 1) for name, values in results.items()},
+        "median": {name: round(float(np.median(values)), 1) for name, values in results.items()},
     }
 
 
 def benchmark(torch_python: str | None = None, repeats: int = 300) -> dict[str, Any]:
-    """All measurements, as the JSON object that is printed."""
+    """All measurements, as the JSON object to print."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     dense, _, _ = networks.init(jax.random.key(0), networks.MLP(SIZES[1:]), SIZES[0])
@@ -165,8 +167,8 @@ def _first_line(command: list[str]) -> str:
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """This command's flags, defined when it runs: other commands have some of the same names."""
-    flags.DEFINE_string("torch", None, "A Python with PyTorch.", flag_values=values)
+    """Defined when the command runs, because flag names are shared between commands."""
+    flags.DEFINE_string("torch", None, "Python interpreter with PyTorch.", flag_values=values)
     flags.DEFINE_integer("repeats", 300, "Turns.", 1, flag_values=values)
     flags.DEFINE_string("out", None, "Also write the JSON to this file.", flag_values=values)
 

@@ -1,4 +1,4 @@
-"""How far the kernels are from what the CPU's arithmetic could do. Benchmark `kernels`."""
+"""Throughput of the kernels relative to the CPU's peak. Benchmark `kernels`."""
 
 import itertools
 import os
@@ -21,13 +21,13 @@ BATCH, CALLS = 256, 100
 
 
 def on_one_thread() -> None:
-    """Lets XLA have one thread, if its devices are not there yet: processor time is then that of
-    the work alone, and no thread burns any while it waits for another."""
+    """Limits XLA to one thread, unless its devices exist already, so that processor time contains
+    no threads that spin while they wait."""
     os.environ["NPROC"] = "1"
 
 
 def multiply_adds(load: bool) -> Callable[[], float]:
-    """10^9 multiply-adds per second of one thread, with or without a load for each."""
+    """10^9 multiply-adds per second of one thread, with or without one load per multiply-add."""
     count = native.load().Rlx2MultiplyAdds
 
     def measure() -> float:
@@ -41,8 +41,8 @@ def multiply_adds(load: bool) -> Callable[[], float]:
 def repeated(
     call: Callable[[Any, jax.Array], jax.Array], net: Any, macs: int, shape: tuple[int, int]
 ) -> Callable[[], float]:
-    """10^9 multiply-adds per second and thread of `CALLS` calls on an input of `shape`, each
-    waiting for the last."""
+    """10^9 multiply-adds per second and thread of `CALLS` sequential calls on an input of
+    `shape`."""
 
     @jax.jit
     def run(net: Any, x: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def repeated(
 
 
 def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, Any]:
-    """Forward and backward passes of one network, as live links and as matrices with all links."""
+    """Forward and backward passes of one network, compact and with dense matrices."""
     params, _, _ = networks.init(jax.random.key(0), networks.MLP(sizes[1:]), sizes[0])
     mask = masks.init(jax.random.key(1), params, sparsity)
     links = layout.from_masked(masks.apply(params, mask), mask)
@@ -81,7 +81,7 @@ def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, 
     def matrices(net: Params, x: jax.Array) -> jax.Array:
         return masked.bind(net)(x)[:, :1]
 
-    found = {}
+    results = {}
     for form, forward, net, counts in (
         ("live links", linked, links.flat, live),
         ("dense", matrices, params, full),
@@ -89,12 +89,15 @@ def of_network(name: str, sizes: tuple[int, ...], sparsity: float) -> dict[str, 
         once = BATCH * sum(counts)
         work = {"forward": once, "forward and backward": 3 * once - BATCH * counts[0]}
         for which, call in passes(forward).items():
-            found[f"{name}, {form}, {which}"] = repeated(call, net, work[which], (BATCH, sizes[0]))
-    return found
+            results[f"{name}, {form}, {which}"] = repeated(
+                call, net, work[which], (BATCH, sizes[0])
+            )
+    return results
 
 
 def of_layer(n_in: int, n_out: int) -> dict[str, Any]:
-    """Forward passes of one layer with all its links, which is recognised, and with all but one."""
+    """Forward passes of one layer with all links, which runs as a dense product, and with one
+    link missing, which does not."""
     params, every, _ = networks.init(jax.random.key(0), networks.MLP((n_out,)), n_in)
     one_less = jax.tree.map(lambda m: m.at[(0,) * m.ndim].set(m.ndim == 1), every)
 
@@ -110,8 +113,8 @@ def of_layer(n_in: int, n_out: int) -> dict[str, Any]:
 
 
 def kernels() -> dict[str, Any]:
-    """10^9 multiply-adds per second of processor time, for Hopper's networks in batches of 256, and
-    for small layers that have all their links."""
+    """10^9 multiply-adds per second of processor time, for Hopper's networks in batches of 256 and
+    for small layers with all links."""
     subjects: dict[str, Callable[[], float]] = {
         "limit": multiply_adds(load=False),
         "limit with loads": multiply_adds(load=True),

@@ -1,4 +1,4 @@
-"""How benchmarks measure: subjects in turns, a peer in a process of its own, the machine."""
+"""Measurement helpers: alternating subjects, peers in subprocesses, machine information."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PEER = Path(__file__).parent / "peers" / "sbx_peer.py"
 
 @dataclass(frozen=True)
 class Turns:
-    """What each subject gave in every turn; all of a turn met the same machine."""
+    """Measurements of each subject by turn. Subjects of one turn ran right after each other."""
 
     values: dict[str, list[float]]
 
@@ -28,12 +28,12 @@ class Turns:
         return {name: float(np.median(values)) for name, values in self.values.items()}
 
     def ratio(self, over: str, under: str) -> float:
-        """The median of the turns' quotients: what slows a whole turn down leaves it alone."""
+        """The median of the ratios within turns, in which a slowdown shared by a turn cancels."""
         return float(np.median(np.divide(self.values[over], self.values[under])))
 
 
 def interleaved(subjects: dict[str, Callable[[], float]]) -> Turns:
-    """Measures all subjects in turns, and shows each on stderr."""
+    """Measures all subjects in turns and logs each to stderr."""
     turns = Turns({name: [] for name in subjects})
     for i in range(FLAGS.repeats):
         for name, measure in subjects.items():
@@ -43,15 +43,15 @@ def interleaved(subjects: dict[str, Callable[[], float]]) -> Turns:
     return turns
 
 
-def over_sbx(found: Turns, algo: str) -> dict[str, float]:
-    """Every subject as a multiple of SBX, if that was among them."""
+def over_sbx(results: Turns, algo: str) -> dict[str, float]:
+    """Every subject as a multiple of SBX, if SBX was measured."""
     sbx = f"sbx_{algo}"
-    ours = [name for name in found.values if name != sbx and sbx in found.values]
-    return {f"{name}_over_sbx": found.ratio(name, sbx) for name in ours}
+    ours = [name for name in results.values if name != sbx and sbx in results.values]
+    return {f"{name}_over_sbx": results.ratio(name, sbx) for name in ours}
 
 
 class Peer:
-    """SBX in a process of its own, measured whenever asked."""
+    """SBX in a subprocess, which makes one measurement per request."""
 
     def __init__(self, mode: str, algo: str, **options: Any):
         args = [f"--{name}={value}" for name, value in options.items()]
@@ -80,11 +80,11 @@ class Peer:
         for line in self._process.stdout:
             if line.startswith(begin):
                 return line
-        raise RuntimeError(f"{FLAGS.sbx} {PEER.name} ended: does it have SBX?")
+        raise RuntimeError(f"{FLAGS.sbx} {PEER.name} exited: is SBX installed there?")
 
 
 class Peers:
-    """Closes the processes of the peers that were added, whatever happens."""
+    """Closes the added peers on exit, also after an error."""
 
     def __init__(self):
         self._all: list[Peer] = []
@@ -102,7 +102,7 @@ class Peers:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """The processor, software versions and load of this machine."""
     return {
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
@@ -114,7 +114,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if the system reports one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))

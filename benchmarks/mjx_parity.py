@@ -3,9 +3,9 @@
     python -m benchmarks.mjx_parity --tasks=Hopper-v5 --runs=Hopper-v5=runs/hopper --x64
     python -m benchmarks.mjx_parity --page
 
-Half of the states are visited by random actions and half by the policy of a run directory, with
-exploration noise. From each, both engines take the same step. Results are added to
-docs/measured/mjx.json task by task; `--page` writes their tables into docs/mjx.md.
+Half of the states come from random actions, half from the policy of a run directory with
+exploration noise. From each state, both engines take the same step. Results are added to
+docs/measured/mjx.json task by task; `--page` writes the tables into docs/mjx.md.
 """
 
 import json
@@ -35,7 +35,7 @@ MARK = ("<!-- mjx: begin -->", "<!-- mjx: end -->")
 
 
 class Sample(NamedTuple):
-    """Steps of Gymnasium's task, [N, ...]: where each began, and what it gave."""
+    """Steps of Gymnasium's task, [N, ...]: initial states, actions and results."""
 
     qpos: np.ndarray
     qvel: np.ndarray
@@ -76,7 +76,7 @@ def collect(name: str, policy: Any, steps: int, seed: int) -> tuple[Sample, Any]
 
 
 def _physics(env: Any) -> Physics:
-    """What `Task.place` reads, in float64."""
+    """The fields that `Task.place` reads, in float64."""
     data, mass = env.data, env.model.body_mass
     unread: Any = None
     fields = dict.fromkeys(Physics._fields, unread)
@@ -85,10 +85,10 @@ def _physics(env: Any) -> Physics:
 
 
 def compare(task: Simulation, sample: Sample, starts: Any) -> dict[str, Any]:
-    """Errors of MJX over a sample and over first observations."""
+    """Errors of MJX over a sample and over initial observations."""
     step = jax.jit(jax.vmap(task.step))
-    found = [step(state, action) for state, action in _batches(sample)]
-    obs, reward, ends = (np.concatenate([np.asarray(x[i]) for x in found]) for i in (1, 2, 3))
+    results = [step(state, action) for state, action in _batches(sample)]
+    obs, reward, ends = (np.concatenate([np.asarray(x[i]) for x in results]) for i in (1, 2, 3))
     number = len(sample.reward)
     obs, reward, ends = obs[:number], reward[:number], ends[:number]
     error = np.abs(obs - sample.obs).max(axis=1)
@@ -106,7 +106,7 @@ def compare(task: Simulation, sample: Sample, starts: Any) -> dict[str, Any]:
 
 
 def _batches(sample: Sample) -> Iterator[tuple[State, jax.Array]]:
-    """The sample in batches of one size, the last one filled up."""
+    """The sample in batches of equal size; the last one is padded."""
     for i in range(0, len(sample.reward), BATCH):
         part = [x[i : i + BATCH] for x in sample[:5]]
         part = [np.concatenate([x, np.repeat(x[-1:], BATCH - len(x), 0)]) for x in part]
@@ -127,7 +127,7 @@ def _spread(error: np.ndarray) -> dict[str, float]:
 
 
 def episodes(name: str, policy: Any, number: int) -> dict[str, Any]:
-    """Noise-free returns of a policy under both backends, from different first states."""
+    """Noise-free returns of a policy with both backends, from different initial states."""
     host = host_returns(Task(name, "gymnasium", {}), policy.act, 0, number)
     device = device_episodes(Task(name, "mjx", {}), policy, 0, number).returns
     error = np.sqrt(host.var(ddof=1) / number + device.var(ddof=1) / number)
@@ -151,20 +151,20 @@ def measure(name: str, run: str | None) -> dict[str, Any]:
     starts = [np.concatenate(x) for x in zip(*(part[1] for part in parts))]
     kind = "float64" if FLAGS.x64 else "float32"
     with jax.numpy_rank_promotion("allow"):
-        found: dict[str, Any] = {kind: compare(Simulation(name), sample, starts)}
-    found[kind]["policies"] = "random and trained" if policy else "random"
+        results: dict[str, Any] = {kind: compare(Simulation(name), sample, starts)}
+    results[kind]["policies"] = "random and trained" if policy else "random"
     if policy and FLAGS.episodes and not FLAGS.x64:
-        found["episodes"] = episodes(name, policy, FLAGS.episodes)
-    return found
+        results["episodes"] = episodes(name, policy, FLAGS.episodes)
+    return results
 
 
-def page(found: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The tables of docs/mjx.md."""
     kinds = ("float32", "float64")
     head = "| task | physics | states | policies | observation: median, 99 %, largest | reward: "
     head += "median, 99 %, largest | flags that differ | ends | first observations |"
     lines = [head, "|---|---|---:|---|---|---|---:|---:|---:|"]
-    for name, about in found["tasks"].items():
+    for name, about in results["tasks"].items():
         for kind in (k for k in kinds if k in about):
             row = about[kind]
             spreads = [
@@ -175,7 +175,7 @@ def page(found: dict[str, Any]) -> str:
             cells += [str(row["flags_that_differ"]), f"{row['terminated']:,}"]
             cells.append(f"{row['start_largest']:.1e}")
             lines.append(f"| {' | '.join(cells)} |")
-    played = {k: v["episodes"] for k, v in found["tasks"].items() if "episodes" in v}
+    played = {k: v["episodes"] for k, v in results["tasks"].items() if "episodes" in v}
     if played:
         head = "| task | episodes | return in Gymnasium | on MJX | difference (standard error) |"
         lines += ["", head, "|---|---:|---:|---:|---:|"]
@@ -183,7 +183,7 @@ def page(found: dict[str, Any]) -> str:
         gap = f"{row['difference_percent']:+.2f} % ({row['standard_error_percent']:.2f} %)"
         returns = f"{row['gymnasium']:.1f} | {row['mjx']:.1f}"
         lines.append(f"| {name} | {row['episodes']} | {returns} | {gap} |")
-    versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     return "\n".join([*lines, "", f"Measured with {versions}."])
 
 
@@ -191,35 +191,37 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected {argv[1:]}: all settings are flags, --name=value")
     out, doc = Path(FLAGS.out), Path(FLAGS.doc)
-    found = json.loads(out.read_text()) if out.exists() else {"tasks": {}}
+    results = json.loads(out.read_text()) if out.exists() else {"tasks": {}}
     if FLAGS.page:
         text = doc.read_text()
         before, after = text.partition(MARK[0])[0], text.partition(MARK[1])[2]
-        doc.write_text(f"{before}{MARK[0]}\n{page(found)}\n{MARK[1]}{after}")
+        doc.write_text(f"{before}{MARK[0]}\n{page(results)}\n{MARK[1]}{after}")
         return 0
     jax.config.update("jax_enable_x64", FLAGS.x64)
     runs = dict(item.split("=", 1) for item in FLAGS.runs)
     for name in FLAGS.tasks:
-        found["tasks"].setdefault(name, {}).update(measure(name, runs.get(name)))
-        found["tasks"] = {k: found["tasks"][k] for k in TASKS if k in found["tasks"]}
-        found["versions"] = {
+        results["tasks"].setdefault(name, {}).update(measure(name, runs.get(name)))
+        results["tasks"] = {k: results["tasks"][k] for k in TASKS if k in results["tasks"]}
+        results["versions"] = {
             "mujoco": mujoco.__version__,
             "mujoco-mjx": version("mujoco-mjx"),
             "gymnasium": gymnasium.__version__,
             "jax": f"{jax.__version__} on {platform.machine()}",
         }
-        out.write_text(json.dumps(found, indent=1) + "\n")
-        print(name, json.dumps(found["tasks"][name]), flush=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        print(name, json.dumps(results["tasks"][name]), flush=True)
     return 0
 
 
 if __name__ == "__main__":
     flags.DEFINE_list("tasks", ["InvertedPendulum-v5"], "Gymnasium ids.")
     flags.DEFINE_list("runs", [], "TASK=DIRECTORY: run directories with trained policies.")
-    flags.DEFINE_integer("states", 10_000, "States of each task.", lower_bound=2)
-    flags.DEFINE_integer("episodes", 100, "Whole episodes of a trained policy; 0: none.")
-    flags.DEFINE_bool("x64", False, "MJX in float64, which tells rounding from real differences.")
-    flags.DEFINE_string("out", "docs/measured/mjx.json", "Where the numbers go.")
+    flags.DEFINE_integer("states", 10_000, "States per task.", lower_bound=2)
+    flags.DEFINE_integer("episodes", 100, "Full episodes of a trained policy; 0: none.")
+    flags.DEFINE_bool(
+        "x64", False, "Run MJX in float64, to separate rounding from real differences."
+    )
+    flags.DEFINE_string("out", "docs/measured/mjx.json", "Output file of the measurements.")
     flags.DEFINE_bool("page", False, "Write the tables into --doc and measure nothing.")
     flags.DEFINE_string("doc", "docs/mjx.md", "The page.")
     crash.run(main)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.same_numbers OLD NEW [--only=NAME]
 
-OLD and NEW are checkouts. Both run the same short runs (TD3 and SAC, masked and compact, Gymnasium
-and Brax, mask updates, trims and the n-step switch included) on this machine, one after the other.
+OLD and NEW are checkouts. Each makes the same short runs (TD3 and SAC, masked and compact,
+Gymnasium and Brax, with mask updates, trims and the n-step switch), one after the other.
 Evaluations carry a digest of all weights and masks; every number and digest must be equal.
 """
 

@@ -3,12 +3,12 @@
     python -m benchmarks.same_speed OLD NEW [--only=td3-compact] [--turns=5]
 
 OLD and NEW are checkouts. Each case (updates alone, or whole steps in Hopper-v5; TD3 and SAC,
-masked and compact, 1 and 8 lanes) runs in one process of each version. The processes take turns,
-so that slowdowns shared by a turn cancel. Prints the median of NEW's speed over OLD's for each
+masked and compact, 1 and 8 lanes) runs in one process per version. The processes take turns,
+so slowdowns shared by a turn cancel. Prints the median of NEW's speed over OLD's for each
 case, as JSON; exits with 1 if one is below --least. The same ratio of processor time is printed
-too: it says more on a machine with other work, and less about waiting.
+too: it is more reliable on a busy machine but ignores waiting.
 
-Compiled programs are kept in --cache, so that a first pass with --turns=0 compiles everything.
+Compiled programs are cached in --cache, so a first pass with --turns=0 compiles everything.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _UPDATES = {"masked": 60, "compact": 400}  # of all lanes, in one turn
 
 
 class Worker:
-    """One case of one version, in a process of its own."""
+    """One case of one version, in a subprocess."""
 
     def __init__(self, source: Path, case: str, cache: Path):
         variables = {
@@ -55,14 +55,14 @@ class Worker:
         )
 
     def __call__(self) -> tuple[float, float]:
-        """Updates or steps in one more turn: per second, and per second of processor time."""
+        """Updates or steps per second and per second of processor time, in another turn."""
         assert self._process.stdin
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         return self._answer()
 
     def wait(self) -> None:
-        """Until it can be measured."""
+        """Waits until the worker is ready."""
         self._answer()
 
     def close(self) -> None:
@@ -75,11 +75,11 @@ class Worker:
             if line.startswith("answer "):
                 _, speed, processor = line.split()
                 return float(speed), float(processor)
-        raise SystemExit("a measured process ended, see above")
+        raise SystemExit("a measured process exited, see above")
 
 
 def work(case: str) -> None:
-    """The process of a `Worker`: measures whenever asked."""
+    """The process of a `Worker`: one measurement per request."""
     what, algo, form, lanes = CASES[case]
     measure = (_updates if what == "updates" else _steps)(algo, form, lanes)
     print("answer 0 0", flush=True)
@@ -91,8 +91,8 @@ def work(case: str) -> None:
 
 
 def _first(*names: str) -> Any:
-    """The first of these modules that the version has: they have moved. Looks into its directory,
-    because an editable install of another version would answer for what it lacks."""
+    """Imports the first of these modules that exists in the version (modules have moved). Checks
+    its directory, because an editable install of another version could satisfy the import."""
     have = [name for name in names if Path(*name.split(".")).with_suffix(".py").exists()]
     return importlib.import_module(have[0])
 
@@ -132,7 +132,7 @@ def _steps(algo: str, form: str, lanes: int) -> Callable[[], int]:
 
 
 def compare(sources: list[Path], case: str, cache: Path, turns: int) -> dict[str, Any]:
-    """Speeds of both versions in every turn, the first not counted, and the median ratio."""
+    """Speeds of both versions in every turn but the first, and the median ratio."""
     workers = [Worker(source, case, cache) for source in sources]
     try:
         for worker in workers:

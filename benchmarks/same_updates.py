@@ -1,12 +1,12 @@
-"""Checks that two versions of the source make the same updates in float64, up to rounding.
+"""Checks that two versions of the source compute the same updates in float64, up to rounding.
 
     python -m benchmarks.same_updates OLD NEW [--updates=2000]
 
 OLD and NEW are checkouts. Both train TD3 and SAC, masked and compact, on the same stream of random
-observations, so that nothing but the updates can differ: mask updates, trims, the n-step switch and
-both kinds of episode ends included, in the loops in which each version trains. Prints the largest
-difference between weights after so many updates; masks and trims must be equal, weights within
---tolerance. `same_numbers` compares whole float32 runs bit for bit.
+observations, in each version's training loop, with mask updates, trims, the n-step switch and
+both kinds of episode ends. Prints the largest difference between weights after --updates updates;
+masks and trims must be equal, weights within --tolerance. `same_numbers` compares whole float32
+runs bit for bit.
 """
 
 import argparse
@@ -26,14 +26,14 @@ OBS, ACTIONS, WARMUP = 11, 3, 100
 
 
 def _first(*names: str) -> Any:
-    """The first of these modules that the version has: they have moved. Looks into its directory,
-    because an editable install of another version would answer for what it lacks."""
+    """Imports the first of these modules that exists in the version (modules have moved). Checks
+    its directory, because an editable install of another version could satisfy the import."""
     have = [name for name in names if Path(*name.split(".")).with_suffix(".py").exists()]
     return importlib.import_module(have[0])
 
 
 def train(algo: str, form: str, updates: int) -> dict[str, np.ndarray]:
-    """Weights, masks and counters of two lanes after `updates`, by the version that is imported."""
+    """Weights, masks and counters of two lanes after `updates`, with the imported version."""
     import jax
     import jax.numpy as jnp
 
@@ -52,7 +52,7 @@ def train(algo: str, form: str, updates: int) -> dict[str, np.ndarray]:
         config,
         [configs.Lane(seed=i, actor_sparsity=0.8, critic_sparsity=0.7, **fields) for i in range(2)],
     )
-    # An observation before each step and, where an episode ends, another one after it.
+    # One observation per step and, where an episode ends, the first of the next episode.
     seen = jax.random.normal(jax.random.key(0), (2, 997, 2, 1, OBS), jnp.float32)
 
     def after(t: jax.Array) -> tuple:
@@ -68,17 +68,17 @@ def train(algo: str, form: str, updates: int) -> dict[str, np.ndarray]:
     learn = jax.jit(functools.partial(run, learn=True, length=updates))
     state = learn(state, jnp.int32(lanes.warmup_time(config) + 1))
     agents = jax.jit(jax.vmap(weights.of_agent))(state.agent)
-    found = {}
+    results = {}
     for name, part in (("weight", 0), ("mask", 1)):
         trees = {network: value[part] for network, value in agents.items()}
         for path, leaf in jax.tree_util.tree_flatten_with_path(trees)[0]:
-            found[name + jax.tree_util.keystr(path)] = np.asarray(leaf)
-    found |= {"length": np.asarray(state.replay.length), "trims": np.asarray(state.stats.trims)}
-    return {k: v for k, v in found.items() if v.size}
+            results[name + jax.tree_util.keystr(path)] = np.asarray(leaf)
+    results |= {"length": np.asarray(state.replay.length), "trims": np.asarray(state.stats.trims)}
+    return {k: v for k, v in results.items() if v.size}
 
 
 def _loop(config: Any, hyper: Any, after: Any) -> Any:
-    """`run(state, first, learn, length)`: time steps as the imported version makes them."""
+    """`run(state, first, learn, length)`: the training loop of the imported version."""
     import jax
     import jax.numpy as jnp
 
@@ -113,7 +113,7 @@ def _loop(config: Any, hyper: Any, after: Any) -> Any:
 def compare(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> tuple[float, list[str]]:
     """The largest difference between weights, and the names of masks and counters that differ."""
     if old.keys() != new.keys():
-        raise SystemExit(f"the versions have other arrays: {sorted(old.keys() ^ new.keys())}")
+        raise SystemExit(f"the versions have different arrays: {sorted(old.keys() ^ new.keys())}")
     weights = [name for name in old if name.startswith("weight")]
     largest = max(float(np.abs(old[name] - new[name]).max()) for name in weights)
     others = [name for name in old if name not in weights]
@@ -137,7 +137,7 @@ def main() -> int:
             for i, source in enumerate(options.sources):
                 out = Path(scratch) / f"{i}.npz"
                 arguments = ["--worker", algo, form, str(options.updates), str(out)]
-                # This file's directory is not searched: the version's modules are.
+                # Import the version's modules, not those next to this file.
                 paths = {"PYTHONPATH": str(source.resolve()), "PYTHONSAFEPATH": "1"}
                 command = [sys.executable, str(Path(__file__).resolve()), *arguments]
                 subprocess.run(command, cwd=source, env={**os.environ, **paths}, check=True)

@@ -1,10 +1,10 @@
-"""How compile time, memory and the time of a step grow with lanes, and how many lanes fit where.
+"""Compile time, memory and time per step by number of lanes, and how many lanes fit on a device.
 
     python -m benchmarks.scale --measure=lanes     # 1 to 256 lanes of a small task on the device
     python -m benchmarks.scale --measure=memory    # a lane of the paper's tasks, compiled only
     python -m benchmarks.scale                     # docs/scale.md and docs/scale.png
 
-The first two write docs/measured/scale-*.json, and the page holds nothing else.
+The first two write docs/measured/scale-*.json, from which the page is made.
 """
 
 import json
@@ -33,7 +33,7 @@ from rlx2_jax.types import TimeStep
 
 FLAGS = flags.FLAGS
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-STEPS = 200  # that are timed
+STEPS = 200  # timed steps
 # Observation and action sizes of the -v5 tasks.
 TASKS = {"Hopper": (11, 3), "HalfCheetah": (17, 6), "Ant": (105, 8), "Humanoid": (348, 17)}
 GIGABYTE = 10**9
@@ -44,20 +44,19 @@ ACCELERATORS = {
     "A100 (80 GB)": 80,
     "H100": 80,
 }
-SHARE = 0.75  # of a GPU's memory that JAX takes by default
-PROCESS = 1  # GB for the programs themselves and the runtime
+SHARE = 0.75  # fraction of a GPU's memory that JAX preallocates by default
+PROCESS = 1  # GB reserved for programs and runtime
 
 
 def total_bytes(compiled: Any) -> int:
-    """What a program needs at once: arguments, results that are not donated arguments, and
-    temporaries."""
-    found = compiled.memory_analysis()
-    kept = found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(found.argument_size_in_bytes + kept + found.temp_size_in_bytes)
+    """Memory of a program: arguments, results that do not reuse donated arguments, temporaries."""
+    usage = compiled.memory_analysis()
+    kept = usage.output_size_in_bytes - usage.alias_size_in_bytes
+    return int(usage.argument_size_in_bytes + kept + usage.temp_size_in_bytes)
 
 
 def small(count: int) -> tuple[Config, list[Lane]]:
-    """RLx2-TD3 on a task of one number, all of whose cost is the lanes'."""
+    """RLx2-TD3 on a task with a one-number state, so that the lanes cause nearly all the cost."""
     fields = {"steps": 100_000, "warmup": 100, "capacity": 10_000, "hidden": (32, 32)}
     cfg = configs.make("td3", 1, 1, batch_size=32, **fields)
     return cfg, [Lane(seed=i, actor_sparsity=0.5, critic_sparsity=0.5) for i in range(count)]
@@ -68,10 +67,10 @@ def lanes_row(count: int) -> dict[str, float]:
     cfg, lanes = small(count)
     (group,) = DeviceLoop(cfg, lanes, device("rlx2_jax/Truncation-v0"))._groups
     group.advance(100, False)  # warm-up, so that replay has something to sample
-    own = (group.program.hyper, group.program.config, True)
+    rest = (group.program.hyper, group.program.config, True)
     carry = (group.state, group.env_state)
     start = time.perf_counter()
-    lowered = group._steps.plain.jitted.trace(carry, *_span(100, 100), *own).lower()
+    lowered = group._steps.plain.jitted.trace(carry, *_span(100, 100), *rest).lower()
     traced = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - traced
@@ -98,8 +97,8 @@ def abstract_lanes(cfg: Config, lane: Lane, count: int) -> tuple[Any, Any, Any]:
     """Shapes of the states, hyper-parameters and time steps of `count` lanes."""
 
     def stacked(make: Any) -> Any:
-        found = jax.eval_shape(make)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), found)
+        shapes = jax.eval_shape(make)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), shapes)
 
     obs = jnp.zeros((cfg.num_envs, cfg.obs_dim))
     state = stacked(lambda: lanes_.init(cfg, lane, obs, horizon=1000))
@@ -109,8 +108,8 @@ def abstract_lanes(cfg: Config, lane: Lane, count: int) -> tuple[Any, Any, Any]:
 
 
 def memory_row(name: str, lanes: int = 2, **fields: Any) -> dict[str, Any]:
-    """A lane of a paper's task: TD3, 256 x 256 units, a million transitions. Of both programs that
-    the host dispatches, a plain step and one at which masks evolve, the larger."""
+    """A lane of one of the paper's tasks: TD3, 256 x 256 units, a million transitions. The larger
+    of the two programs that the host dispatches (plain step, step with a mask update)."""
     obs, act = TASKS[name]
     cfg = configs.make("td3", obs, act, **fields)
     lane = configs.resolve(cfg, Lane(actor_sparsity=0.9, critic_sparsity=0.85))
@@ -121,25 +120,25 @@ def memory_row(name: str, lanes: int = 2, **fields: Any) -> dict[str, Any]:
         "plain": program._plain.jitted.trace(state, after, t, hyper, cfg, phase),
         "event": program._step.jitted.trace(state, after, t, hyper, cfg, True),
     }
-    found = {kind: total_bytes(x.lower().compile()) // lanes for kind, x in traced.items()}
+    results = {kind: total_bytes(x.lower().compile()) // lanes for kind, x in traced.items()}
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     return {
         "task": name,
         "replay_bytes": size(state.replay) // lanes,
         "state_bytes": size(state) // lanes,
-        **{f"{kind}_bytes": value for kind, value in found.items()},
+        **{f"{kind}_bytes": value for kind, value in results.items()},
     }
 
 
 def fits(gigabytes: float, bytes_per_lane: float) -> int:
-    """Lanes on an accelerator with so much memory."""
+    """Lanes that fit on an accelerator with `gigabytes` of memory."""
     return int((SHARE * gigabytes - PROCESS) * GIGABYTE // bytes_per_lane)
 
 
 def measure(kind: str) -> dict[str, Any]:
     about = machine()
     if kind == "memory":
-        os.environ["RLX2_COMPACT"] = "off"  # the products of accelerators are XLA's
+        os.environ["RLX2_COMPACT"] = "off"  # accelerators use XLA's products
         rows = [_shown(memory_row(name)) for name in TASKS]
     else:
         rows = [_shown(lanes_row(count)) for count in LANES]
@@ -164,7 +163,7 @@ def page(lanes: dict[str, Any], memory: dict[str, Any]) -> str:
             "## 1 to 256 lanes",
             "",
             "RLx2-TD3 with 32 x 32 units, batches of 32 and room for 10,000 transitions, in the",
-            "compiled loop of lanes and environments of a task with one number as its state.",
+            "compiled loop of lanes and environments, on a task with a one-number state.",
             _machine(lanes),
             "",
             "![Compile time, memory and time per step against lanes](scale.png)",
@@ -179,27 +178,27 @@ def page(lanes: dict[str, Any], memory: dict[str, Any]) -> str:
             "",
             "## How many lanes fit on an accelerator",
             "",
-            "**Derived, not measured on these accelerators.** The bytes of a lane are those of the",
+            "**Derived, not measured on these accelerators.** The bytes per lane are those of the",
             "programs that train it, compiled for a CPU without the CPU's kernels: masked TD3,",
             "256 x 256 units, batches of 256, a replay buffer of 1,000,000 transitions. Each",
-            f"device has {SHARE:.0%} of its memory for JAX (its default on GPUs), of which",
-            f"{PROCESS} GB are left to programs and runtime. Compilers for accelerators plan",
-            "temporaries differently; they are a small part here.",
+            f"device gives {SHARE:.0%} of its memory to JAX (the default on GPUs), of which",
+            f"{PROCESS} GB is reserved for programs and runtime. Compilers for accelerators plan",
+            "temporaries differently, but these are a small part here.",
             "",
             table(
                 ["task", "replay, GB", "all, GB", *ACCELERATORS],
                 [_memory_cells(row) for row in memory["rows"]],
             ),
             "",
-            "A smaller `--capacity` makes room in proportion. With several devices, each has as",
-            "many: lanes are divided over them (`--devices`).",
+            "Memory is proportional to `--capacity`. With several devices, each holds this",
+            "many lanes (`--devices`).",
             "",
         ]
     )
 
 
-def _machine(found: dict[str, Any]) -> str:
-    about = found["machine"]
+def _machine(results: dict[str, Any]) -> str:
+    about = results["machine"]
     return (
         f"Measured on {about.get('cores')} cores of {about.get('processor')}, jax "
         f"{about.get('jax')}, load {about.get('load_before', float('nan')):.1f} when it began."
@@ -223,13 +222,13 @@ def bytes_per_lane(row: dict[str, Any]) -> int:
 
 
 def _memory_cells(row: dict[str, Any]) -> list[str]:
-    own = bytes_per_lane(row)
-    sizes = [f"{row['replay_bytes'] / 1e9:.2f}", f"{own / 1e9:.2f}"]
-    return [row["task"], *sizes, *(str(fits(x, own)) for x in ACCELERATORS.values())]
+    size = bytes_per_lane(row)
+    sizes = [f"{row['replay_bytes'] / 1e9:.2f}", f"{size / 1e9:.2f}"]
+    return [row["task"], *sizes, *(str(fits(x, size)) for x in ACCELERATORS.values())]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Three pictures over the number of lanes, on logarithmic axes."""
+    """Three plots over the number of lanes, with logarithmic axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -260,8 +259,8 @@ def main(_: Sequence[str]) -> int:
     docs = Path(FLAGS.docs)
     files = {kind: docs / "measured" / f"scale-{kind}.json" for kind in ("lanes", "memory")}
     if FLAGS.measure:
-        found = measure(FLAGS.measure)
-        files[FLAGS.measure].write_text(json.dumps(found, indent=1) + "\n")
+        results = measure(FLAGS.measure)
+        files[FLAGS.measure].write_text(json.dumps(results, indent=1) + "\n")
         return 0
     lanes, memory = (json.loads(path.read_text()) for path in files.values())
     (docs / "scale.md").write_text(page(lanes, memory))
@@ -270,6 +269,8 @@ def main(_: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("measure", None, ["lanes", "memory"], "What to measure; else: write.")
-    flags.DEFINE_string("docs", "docs", "Where the page and what was measured are.")
+    flags.DEFINE_enum(
+        "measure", None, ["lanes", "memory"], "What to measure; unset: write the page."
+    )
+    flags.DEFINE_string("docs", "docs", "Directory of the page and of measured/.")
     crash.run(main)

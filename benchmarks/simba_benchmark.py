@@ -1,7 +1,7 @@
-"""Updates of SimBa, compact beside masked: python -m benchmarks.simba_benchmark
+"""Updates of SimBa, compact against masked: python -m benchmarks.simba_benchmark
 
-Prints updates per second of both forms and their ratio, the median over turns, as JSON; the ratio
-of the processor time too, which other processes on the machine change less.
+Prints updates per second of both and the median ratio over turns, as JSON, and the ratio of
+processor time, which is less sensitive to other processes.
 """
 
 import argparse

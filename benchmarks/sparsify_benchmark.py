@@ -1,7 +1,7 @@
 """The cost of `sparsify` by method, against plain Adam with a mask multiply. Benchmark `sparsify`.
 
-A step without a mask update, of a network with 2.1 million weights: with donated buffers as in a
-training loop, without donation, and with the gradient of a batch of 256 included.
+Times a step without a mask update, for a network with 2.1 million weights: with donated buffers
+as in a training loop, without donation, and including the gradient of a batch of 256.
 """
 
 import time
@@ -42,7 +42,7 @@ def network(key: Array) -> Params:
 
 
 def gradient(params: Params) -> Params:
-    """Of the mean square of the outputs, for a fixed batch."""
+    """Gradient of the mean square of the outputs for a fixed batch."""
     x = jnp.sin(jnp.arange(BATCH * SIZES[0], dtype=jnp.float32)).reshape(BATCH, SIZES[0])
 
     def loss(params: Params) -> Array:
@@ -74,7 +74,7 @@ def sparse(tx: optax.GradientTransformation) -> Step:
 
 
 def timed(step: Step, params: Params, state: Any, grads: Params | None, donate: bool) -> Any:
-    """A function that returns the milliseconds of the fastest of a few steps."""
+    """A function that returns the milliseconds of the fastest of several steps."""
 
     def whole(params: Params, state: Any, grads: Params | None) -> tuple[Params, Any]:
         return step(params, state, gradient(params) if grads is None else grads)

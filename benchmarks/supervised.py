@@ -1,12 +1,12 @@
-"""Sparse against dense training on a classification task, all methods of `sparsify`.
+"""Sparse against dense training on a classification task, with all methods of `sparsify`.
 
-python -m benchmarks.supervised             # measures; docs/measured/supervised.json and the page
-python -m benchmarks.supervised --page      # the page alone: docs/supervised.md and its figure
+python -m benchmarks.supervised             # measures: docs/measured/supervised.json and the page
+python -m benchmarks.supervised --page      # only the page: docs/supervised.md and its figure
 
-The task: which of eight frequencies a noisy sine wave of random phase has. A quarter of the inputs
-are samples of the wave, at random positions; the others are noise. The mean input is 0 in every
-class, so logistic regression learns nothing, and with few links a network has to find the inputs
-that matter. Every batch is new, so that training and test error agree.
+The task is to classify the frequency (one of eight) of a noisy sine wave of random phase. A quarter
+of the inputs are samples of the wave, at random positions; the others are noise. The mean input is
+0 in every class, so logistic regression learns nothing, and a network with few links must find the
+informative inputs. Every batch is new, so training and test error agree.
 
 All sparsities and seeds of a method are one compiled program: sparsity is traced and `vmap`ped.
 """
@@ -55,8 +55,8 @@ ABOUT = {
 def options(method: str, steps: int) -> dict[str, Any]:
     """Settings of a method: a mask update every 25 steps for three quarters of the training."""
     periodic = {"interval": max(steps // 40, 1), "t_end": 3 * steps // 4}
-    own = {"deepr": {}, "magnitude": {"at": steps // 2}, "snip": {}, "grasp": {}}
-    return own.get(method, periodic)
+    special = {"deepr": {}, "magnitude": {"at": steps // 2}, "snip": {}, "grasp": {}}
+    return special.get(method, periodic)
 
 
 class Network(nn.Module):
@@ -68,7 +68,7 @@ class Network(nn.Module):
 
 
 def examples(places: Array, key: Array, n: int) -> tuple[Array, Array]:
-    """n waves, their samples at `places`, and their classes."""
+    """n waves sampled at `places`, and their classes."""
     key_label, key_phase, key_noise = jax.random.split(key, 3)
     label = jax.random.randint(key_label, (n, 1), 0, CLASSES)
     phase = jax.random.uniform(key_phase, (n, 1), maxval=2 * jnp.pi)
@@ -111,34 +111,34 @@ def measure(
     methods: tuple[str, ...] = tuple(ABOUT), steps: int = STEPS, seeds: int = SEEDS
 ) -> dict[str, Any]:
     """Accuracies [seeds] and links of every method and sparsity."""
-    about, begin, found = machine(), time.process_time(), {}
+    about, begin, results = machine(), time.process_time(), {}
     keys = jax.random.split(jax.random.key(0), seeds)
     for method in methods:
-        own = (0.0,) if method == "dense" else SPARSITIES
+        sparsities = (0.0,) if method == "dense" else SPARSITIES
         over_seeds = jax.vmap(lambda s, k, m=method: train(m, steps, s, k), (None, 0))
-        runs = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.asarray(own, jnp.float32), keys)
-        found[method] = {
+        runs = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.asarray(sparsities, jnp.float32), keys)
+        results[method] = {
             str(s): {
                 "accuracy": [round(float(x), 5) for x in runs["accuracy"][i]],
                 "links": sorted({int(x) for x in runs["links"][i]}),
             }
-            for i, s in enumerate(own)
+            for i, s in enumerate(sparsities)
         }
-        shown = {s: round(float(np.mean(x["accuracy"])), 3) for s, x in found[method].items()}
+        shown = {s: round(float(np.mean(x["accuracy"])), 3) for s, x in results[method].items()}
         print(f"{method}: {shown}", file=sys.stderr, flush=True)
     task = {"steps": steps, "seeds": seeds, "batch": BATCH, "learning_rate": LEARNING_RATE}
     task |= {"layers": [INPUTS, HIDDEN, HIDDEN, CLASSES], "informative_inputs": SAMPLES}
     return {
         "task": task | {"test_examples": TEST},
-        "methods": found,
+        "methods": results,
         "cpu_seconds": round(time.process_time() - begin),
         "machine": about,
     }
 
 
-def page(found: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """docs/supervised.md."""
-    task, methods, about = found["task"], found["methods"], found["machine"]
+    task, methods, about = results["task"], results["methods"], results["machine"]
     sizes, seeds, steps = task["layers"], task["seeds"], task["steps"]
     percent = lambda x: f"{100 * np.mean(x):.1f} ± {100 * np.std(x):.1f}"  # noqa: E731
     dense = percent(methods["dense"]["0.0"]["accuracy"])
@@ -156,11 +156,11 @@ def page(found: dict[str, Any]) -> str:
     links = ", ".join(f"{_links(sparse['rigl'][s])} at {shown[s]}" for s in sparsities)
     fan_in = ", ".join(_links(sparse["srigl"][s]) for s in sparsities)
     parts = [
-        f"Which of {sizes[-1]} frequencies does a noisy sine wave of random phase have? Of "
-        f"{sizes[0]} inputs, {task['informative_inputs']} are samples of the wave, and the others "
-        "are noise. The mean input is 0 in every class, so logistic regression learns nothing "
-        f"(chance is {100 / sizes[-1]:.1f} %), and with few links a network has to find the inputs "
-        "that matter.",
+        f"The task is to classify the frequency (one of {sizes[-1]}) of a noisy sine wave of "
+        f"random phase. Of {sizes[0]} inputs, {task['informative_inputs']} are samples of the "
+        "wave; the others are noise. The mean input is 0 in every class, so logistic regression "
+        f"learns nothing (chance is {100 / sizes[-1]:.1f} %), and a network with few links must "
+        "find the informative inputs.",
         f"Test accuracy in percent, mean ± standard deviation over {seeds} seeds, by sparsity. The "
         f"dense network reaches {dense}. Methods are in the order of the highest sparsity.",
         f"An MLP of {'-'.join(map(str, sizes))} units "
@@ -169,14 +169,14 @@ def page(found: dict[str, Any]) -> str:
         f"{task['test_examples']:,} test examples. All methods see the same data and initial "
         f"weights. Those with periodic mask updates have one every {max(steps // 40, 1)} steps for "
         "three quarters of the training; nothing was tuned for a method, and DeepR runs without "
-        f"its L1 penalty and noise. Live links: {links}; `srigl`, whose units have the same whole "
-        f"number of links each: {fan_in}.",
-        f"`python -m benchmarks.supervised` repeats the measurement ({found['cpu_seconds']} s of "
+        f"its L1 penalty and noise. Live links: {links}; `srigl`, whose "
+        f"units all have the same number of links: {fan_in}.",
+        f"`python -m benchmarks.supervised` repeats the measurement ({results['cpu_seconds']} s of "
         f"CPU time on {about['processor']}, jax {about['jax']}) and writes this page; with "
         "`--page` it writes the page from `docs/measured/supervised.json` alone.",
     ]
     task_, table, how, again = (textwrap.fill(part, 100) for part in parts)
-    figure = "![Test accuracy against the share of links that are absent](supervised.png)"
+    figure = "![Test accuracy against sparsity](supervised.png)"
     title = "# Sparse against dense on a supervised task"
     return "\n\n".join([title, task_, figure, table, "\n".join(lines), how, again]) + "\n"
 
@@ -185,52 +185,52 @@ def _links(runs: dict[str, Any]) -> str:
     return " or ".join(f"{n:,}" for n in runs["links"])
 
 
-def digest(found: dict[str, Any]) -> str:
-    """What the figure shows, in one line that is stored in it."""
-    shown = json.dumps(found["methods"], sort_keys=True)
+def digest(results: dict[str, Any]) -> str:
+    """One line that identifies the data shown in the figure and is stored in it."""
+    shown = json.dumps(results["methods"], sort_keys=True)
     return f"sha256 of the methods: {hashlib.sha256(shown.encode()).hexdigest()}"
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
-    """Accuracy against sparsity, one line for each method."""
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Plots accuracy against sparsity, one line per method."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    names = [name for name in found["methods"] if name != "dense"]
+    names = [name for name in results["methods"] if name != "dense"]
     for i, name in enumerate(names):
-        runs = found["methods"][name]
+        runs = results["methods"][name]
         values = np.array([100 * np.array(x["accuracy"]) for x in runs.values()])
         place = np.arange(len(runs)) + 0.03 * (i - len(names) / 2)
         axes.errorbar(
             place, values.mean(axis=1), values.std(axis=1), label=name, marker="os^vDPX"[i % 7],
             color=f"C{i % 10}", linestyle="--" if i >= 10 else "-", markersize=5, capsize=2,
         )  # fmt: skip
-    dense = 100 * np.mean(found["methods"]["dense"]["0.0"]["accuracy"])
+    dense = 100 * np.mean(results["methods"]["dense"]["0.0"]["accuracy"])
     axes.axhline(dense, color="black", linestyle=":", label="dense")
-    ticks = [f"{100 * float(s):g} %" for s in found["methods"][names[0]]]
+    ticks = [f"{100 * float(s):g} %" for s in results["methods"][names[0]]]
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set(xlabel="sparsity", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=110, metadata={"Description": digest(found)})
+    figure.savefig(path, dpi=110, metadata={"Description": digest(results)})
     plt.close(figure)
 
 
 def write(measured: Path, out: Path) -> None:
-    """The page and its figure, from what was measured."""
-    found = json.loads(measured.read_text())
-    (out / "supervised.md").write_text(page(found))
-    plot(found, out / "supervised.png")
+    """Writes the page and its figure from the measurements."""
+    results = json.loads(measured.read_text())
+    (out / "supervised.md").write_text(page(results))
+    plot(results, out / "supervised.png")
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("measured", "docs/measured/supervised.json", "The measurement.", **own)
-    flags.DEFINE_string("out", "docs", "Where the page goes.", **own)
-    flags.DEFINE_bool("page", False, "Write the page from the measurement.", **own)
+    to: dict[str, Any] = {"flag_values": values}
+    flags.DEFINE_string("measured", "docs/measured/supervised.json", "The measurement.", **to)
+    flags.DEFINE_string("out", "docs", "Output directory of the page.", **to)
+    flags.DEFINE_bool("page", False, "Write the page from existing measurements.", **to)
 
 
 def main(argv: list[str]) -> int:
@@ -240,7 +240,7 @@ def main(argv: list[str]) -> int:
     if not flags.FLAGS.page:
         measured.write_text(json.dumps(measure(), indent=1) + "\n")
     elif not measured.exists():
-        print(f"error: there is no {measured}: measure first, without --page", file=sys.stderr)
+        print(f"error: {measured} does not exist: measure first, without --page", file=sys.stderr)
         return 2
     write(measured, Path(flags.FLAGS.out))
     return 0

@@ -19,7 +19,7 @@ FLAGS = flags.FLAGS
 
 
 class EndToEnd:
-    """Training of some lanes in real environments, evaluation left out."""
+    """Training of several lanes in Gymnasium environments, without evaluation."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class EndToEnd:
 
 
 def steps() -> dict[str, Any]:
-    """End to end: environment, add, update, act. Both forms and SBX take turns in one run.
+    """End to end: environment, add, update, act. Masked, compact and SBX alternate in one run.
 
-    1-step targets, as SBX has. A form's loop overhead is the share of one lane's time that goes
-    neither to the environment nor to the update, as that runs in a scan."""
+    1-step targets, as in SBX. Loop overhead is the share of one lane's time spent neither in the
+    environment nor in the update (timed in a scan)."""
     out: dict[str, Any] = {"measured": "RLx2 lanes at 98/95 %, 1-step targets as SBX has"}
     forms = ("masked", "compact")
     for algo in ("td3", "sac"):
@@ -77,31 +77,31 @@ def steps() -> dict[str, Any]:
             if FLAGS.sbx:
                 options = {"env": FLAGS.bench_env, "steps": FLAGS.bench_steps}
                 subjects[f"sbx_{algo}"] = peers.add(Peer("steps", algo, **options))
-            found = interleaved(subjects)
-        out |= found.medians() | over_sbx(found, algo)
-        out[f"{algo}_turns"] = found.values
+            results = interleaved(subjects)
+        out |= results.medians() | over_sbx(results, algo)
+        out[f"{algo}_turns"] = results.values
         for form in forms:
             name = f"{algo}_{form}"
             shares, one = ours[form, 1].shares, f"{name}_1_lanes"
-            update = np.divide(found.values[one], found.values[f"{name}_updates"])
-            out[f"{name}_8_lanes_over_1"] = found.ratio(f"{name}_8_lanes", one)
+            update = np.divide(results.values[one], results.values[f"{name}_updates"])
+            out[f"{name}_8_lanes_over_1"] = results.ratio(f"{name}_8_lanes", one)
             out[f"{name}_environment_share"] = float(np.median(shares))
             out[f"{name}_loop_overhead"] = float(np.median(1 - update - np.array(shares)))
     return out
 
 
 def pipeline() -> dict[str, Any]:
-    """Stepping one half while the other learns, against one after the other."""
+    """Stepping one half of the lanes while the other learns, against doing both in sequence."""
     subjects = {
         "pipelined": EndToEnd("td3", 8),
         "in_turn": EndToEnd("td3", 8, pipeline=False),
     }
-    found = interleaved(dict(subjects))
-    return {**found.medians(), "gain": found.ratio("pipelined", "in_turn")}
+    results = interleaved(dict(subjects))
+    return {**results.medians(), "gain": results.ratio("pipelined", "in_turn")}
 
 
 def growth() -> dict[str, Any]:
-    """Time per step and memory in ten windows of one long run, which must not grow."""
+    """Time per step and memory, which must not grow, in ten windows of one long run."""
     run = EndToEnd("td3", 1, form="compact")
     windows = []
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Updates in a compiled loop on random transitions: what benchmarks compare."""
+"""Updates on random transitions in a compiled loop."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ HOPPER = (11, 3)
 def sparse_lanes(
     count: int, sparsity: tuple[float, float] = (0.98, 0.95), **fields: Any
 ) -> list[configs.Lane]:
-    """RLx2 lanes, at the paper's Hopper sparsities or others."""
+    """RLx2 lanes, by default with the paper's sparsities for Hopper."""
     actor, critic = sparsity
     return [
         configs.Lane(seed=i, actor_sparsity=actor, critic_sparsity=critic, **fields)
@@ -42,8 +42,8 @@ def program(
     updates: int = 1,
     **architecture: Any,
 ) -> Program:
-    """RLx2 lanes of one form, Hopper sizes, at the paper's or other sparsities of actor and critic;
-    `n`-step targets, or those of RLx2; `updates` for each time step."""
+    """RLx2 lanes, masked or compact, with Hopper's sizes; sparsities of actor and critic default to
+    the paper's, `n` to RLx2's. `updates` per time step."""
     windows: dict[str, Any] = {} if n is None else {"n_max": n}
     config = configs.make(
         algo,
@@ -62,13 +62,13 @@ def program(
 
 
 class Scanned:
-    """Updates on random transitions in one call: with one update for each of `steps` time steps,
-    the whole step but for the environment; with many in one time step, as SBX's `train` makes
-    them, the updates alone (sampling, targets, gradients, Adam, Polyak). Several lanes run in
-    groups beside each other, as they do in a loop.
+    """Updates on random transitions in one call: with one update in each of `steps` time steps, the
+    whole step without the environment; with many in one time step, as in SBX's `train`, only the
+    updates (sampling, targets, gradients, Adam, Polyak). Several lanes run in concurrent groups, as
+    in training.
 
     Attributes:
-      updates: in one call, of each lane.
+      updates: updates per call and lane.
     """
 
     def __init__(self, made: Program, steps: int = 1):
@@ -99,8 +99,8 @@ class Scanned:
             return segments.all_steps(state, first - 1, last, config, learn, plain, event)
 
         self._run = jax.jit(run, static_argnums=(3, 4), donate_argnums=0)
-        self._hypers = [own.hyper for own in programs]
-        self._states = [own.init(np.zeros(shape[1:], np.float32), 1000) for own in programs]
+        self._hypers = [each.hyper for each in programs]
+        self._states = [each.init(np.zeros(shape[1:], np.float32), 1000) for each in programs]
         self._threads = ThreadPoolExecutor(len(programs))
         self._next = 1
         self._advance(False, lanes_.warmup_time(config))

@@ -1,4 +1,4 @@
-"""A sparse classifier in Equinox: one line around the optimizer.
+"""A sparse classifier in Equinox: wrap the optimizer in one line.
 
 python examples/classifier_equinox.py          # needs equinox
 """

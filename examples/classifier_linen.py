@@ -1,4 +1,4 @@
-"""A sparse classifier in Flax Linen: one line around the optimizer.
+"""A sparse classifier in Flax Linen: wrap the optimizer in one line.
 
 python examples/classifier_linen.py
 """

@@ -1,4 +1,4 @@
-"""A sparse classifier in Flax nnx: one line around the optimizer.
+"""A sparse classifier in Flax nnx: wrap the optimizer in one line.
 
 python examples/classifier_nnx.py
 """

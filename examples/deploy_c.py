@@ -1,6 +1,6 @@
-"""From training to a C program: train a sparse policy, export it, compile it, let it act.
+"""From training to a C program: train a sparse policy, export it, compile it, run it.
 
-`rlx2 export` does the same with the actor of a run; here the policy is trained on the spot.
+`rlx2 export` does the same with the actor of a run; this example trains a policy itself.
 
 python examples/deploy_c.py            # needs a C compiler
 """
@@ -18,7 +18,7 @@ import rlx2_jax as rlx2
 from rlx2_jax import export
 from rlx2_jax.export import c, compiled
 
-# A pole that falls unless it is balanced: the simulator that the policy is trained in, in C.
+# A pole to keep balanced: the training simulator, in C.
 MAIN = r"""
 #include <math.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ class Policy(nn.Module):
 
 
 def mean_angle(params, first):
-    """Mean square of the angle over 100 steps from many first states: differentiable."""
+    """Mean square of the angle over 100 steps from many initial states; differentiable."""
 
     def step(state, _):
         angle, speed = state
@@ -62,7 +62,7 @@ def mean_angle(params, first):
 
 
 def train(steps, sparsity):
-    """A sparse policy and its masks, by gradients through the simulator."""
+    """Trains a sparse policy by gradients through the simulator; returns it with its masks."""
     params = Policy().init(jax.random.key(0), jnp.zeros((1, 2)))["params"]
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     tx = rlx2.sparsify(adam, sparsity, interval=20, t_end=int(0.75 * steps))

@@ -7,8 +7,8 @@ python examples/rlx2_td3.py --steps=20000 --warmup=1000 --hidden=64,64 --batch_s
 
 Needs jax, optax, gymnasium and numpy. Equations, algorithms and sections are those of the paper:
 "RLx2: Training a Sparse Deep Reinforcement Learning Model from Scratch", ICLR 2023. Actions are in
-[-1, 1] everywhere. Starting from the same networks and data, this file and `rlx2_jax` compute the
-same parameters (tests/test_single_file.py).
+[-1, 1] everywhere. Given the same networks and data, this file and `rlx2_jax` compute the same
+parameters (tests/test_single_file.py).
 """
 
 import argparse
@@ -45,21 +45,21 @@ class Args:
     actor_sparsity: float = 0.9  # S_φ
     critic_sparsity: float = 0.85  # S_θ
     mask_interval: int = 10_000  # Δ_m, in updates of each network
-    zeta0: float = 0.5  # ζ_0, the first share of links to move
+    zeta0: float = 0.5  # ζ_0, the initial share of links to replace
     t_end: int = 0  # T_end, in critic updates; 0: the whole run
     n: int = 3  # N, steps of the targets
     t0: int = 300_000  # T_0, updates before targets become multi-step
     b_max: int = 1_000_000  # bounds of the replay buffer
     b_min: int = 100_000
     buffer_interval: int = 10_000  # Δ_b, steps between checks of the buffer
-    d0: float = 0.2  # D_0, the policy distance above which the buffer forgets
-    trim_ratio: float = 0.1  # ρ, the share that it forgets
-    oldest: int = 2048  # K, the transitions whose distance is measured
+    d0: float = 0.2  # D_0, the policy distance above which old transitions are removed
+    trim_ratio: float = 0.1  # ρ, the share removed
+    oldest: int = 2048  # K, the number of transitions compared with the policy
     eval_interval: int = 5000
     episodes: int = 10
 
 
-# Networks: ReLU layers with a mask on each weight matrix, a target and Adam's moments.
+# Networks: ReLU layers with a mask per weight matrix, a target and Adam's moments.
 
 
 class Network(NamedTuple):
@@ -73,8 +73,8 @@ adam = optax.scale_by_adam()
 
 
 def densities(shapes: list[tuple[int, int]], sparsity: float) -> list[float]:
-    """Erdős–Rényi (appendix B): 1 - S_l = k (I_l + O_l) / (I_l O_l), where k gives the network
-    its sparsity S. Layers that would have more links than places are dense."""
+    """Erdős–Rényi (appendix B): 1 - S_l = k (I_l + O_l) / (I_l O_l), with k such that
+    the network has sparsity S. Layers that would need more links than positions are dense."""
     raw = np.array([(i + o) / (i * o) for i, o in shapes])
     size = np.array([i * o for i, o in shapes])
     dense = np.zeros(len(shapes), bool)
@@ -144,7 +144,7 @@ class Batch(NamedTuple):
 
 
 class ReplayBuffer:
-    """A ring; `written` counts the transitions ever added, the newest `length` are valid."""
+    """A ring buffer. `written` counts all transitions added; the newest `length` are valid."""
 
     def __init__(self, args: Args, obs_dim: int, action_dim: int):
         self.args, self.written, self.length = args, 0, 0
@@ -162,7 +162,7 @@ class ReplayBuffer:
         self.length = min(self.length + 1, len(self.reward))
 
     def rows(self, position: np.ndarray) -> np.ndarray:
-        """Where transitions are, counted from the oldest."""
+        """Rows of transitions, given their positions counted from the oldest."""
         return (self.written - self.length + position) % len(self.reward)
 
     def windows(self, start: np.ndarray, n: int) -> Batch:
@@ -177,13 +177,13 @@ class ReplayBuffer:
         return self.windows(rng.integers(0, self.length - n + 1, self.args.batch_size), n)
 
     def distance(self, actor: Any) -> float:
-        """D(B, φ) of the oldest K transitions (equation 6; half the mean squared difference, the
-        form that D_0 was tuned for)."""
+        """D(B, φ) of the oldest K transitions (equation 6; half the mean squared difference, for
+        which D_0 was tuned)."""
         i = self.rows(np.arange(min(self.args.oldest, self.length)))
         return float(0.5 * np.mean((np.asarray(policy(actor, self.obs[i])) - self.mean[i]) ** 2))
 
     def trim(self, actor: Any) -> None:
-        """Forgets the oldest share ρ if the policy has left it behind (lines 11-18)."""
+        """Removes the oldest share ρ if the policy has moved away from it (lines 11-18)."""
         if self.distance(actor) > self.args.d0:
             forget = int(self.args.trim_ratio * self.length)
             self.length -= max(min(forget, self.length - self.args.b_min), 0)
@@ -193,8 +193,8 @@ class ReplayBuffer:
 
 
 def targets(actor: Any, critic: Any, batch: Batch, noise: jax.Array, args: Args) -> jax.Array:
-    """y = Σ_{k<m} γ^k r_{t+k} + γ^m min_j Q_θ'j(s_{t+m}, ã), where the window ends after m <= n
-    steps with the episode (lines 11-13): [batch]. Nothing follows a terminal state."""
+    """y = Σ_{k<m} γ^k r_{t+k} + γ^m min_j Q_θ'j(s_{t+m}, ã), where m <= n is smaller if the
+    episode ends within the window (lines 11-13): [batch]. A terminal state has value 0."""
     n = batch.reward.shape[1]
     ends = batch.terminated | batch.truncated
     inside = jnp.cumsum(ends, axis=1) - ends == 0  # no end before this step
@@ -210,7 +210,7 @@ def targets(actor: Any, critic: Any, batch: Batch, noise: jax.Array, args: Args)
 
 @partial(jax.jit, static_argnames="args")
 def critic_gradient(actor: Network, critic: Network, batch: Batch, key: jax.Array, args: Args):
-    """∇_θ of Σ_j 1/B Σ_i (y_i - Q_θj(s_i, a_i))² (line 14), absent links included."""
+    """∇_θ of Σ_j 1/B Σ_i (y_i - Q_θj(s_i, a_i))² (line 14), including absent links."""
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     y = targets(actor.target, critic.target, batch, noise, args)
 
@@ -222,7 +222,7 @@ def critic_gradient(actor: Network, critic: Network, batch: Batch, key: jax.Arra
 
 @jax.jit
 def actor_gradient(actor: Network, critic: Network, batch: Batch):
-    """∇_φ of -1/B Σ_i Q_θ1(s_i, π_φ(s_i)) (line 20), absent links included."""
+    """∇_φ of -1/B Σ_i Q_θ1(s_i, π_φ(s_i)) (line 20), including absent links."""
 
     def loss(params: Any) -> jax.Array:
         return -jnp.mean(q_values(critic.params, batch.obs, policy(params, batch.obs))[0])
@@ -248,16 +248,16 @@ def polyak(network: Network, args: Args) -> Network:
 
 
 def largest(score: np.ndarray, k: int) -> np.ndarray:
-    """A mask of the k largest scores; of equal ones, the first."""
+    """A mask of the k largest scores; ties go to the first."""
     chosen = np.zeros(score.size, bool)
     chosen[np.argsort(-score, axis=None, kind="stable")[:k]] = True
     return chosen.reshape(score.shape)
 
 
 def drop_and_grow(network: Network, gradient: Any, zeta: float) -> Network:
-    """Topology evolution (Algorithm 1): in every layer the k = ⌊ζ · links⌋ links of smallest |θ|
-    are dropped, and the k places of largest |∇_θ L| that have no link then get one. New links begin
-    at zero, with their target and moments; one that is dropped and grows again keeps them all."""
+    """Topology evolution (Algorithm 1): every layer drops its k = ⌊ζ · links⌋ links of smallest |θ|
+    and grows links at the k free positions of largest |∇_θ L|. New links start with zero weight,
+    target and moments; a link that is dropped and regrown at once keeps its values."""
     network = jax.tree.map(np.array, network)
     trees = network.params, network.target, network.adam.mu, network.adam.nu
     for i, layer in enumerate(gradient):
@@ -293,7 +293,7 @@ def update(
 
 
 def evaluate(env: gym.Env, actor: Network, episodes: int) -> float:
-    """Mean return without noise, from the same first states every time."""
+    """Mean return without noise, always from the same initial states."""
     total = 0.0
     for seed in range(episodes):
         obs, done = env.reset(seed=seed)[0], False
@@ -305,7 +305,7 @@ def evaluate(env: gym.Env, actor: Network, episodes: int) -> float:
 
 
 def train(args: Args) -> list[tuple[int, float]]:
-    """Algorithm 4: steps and returns of all evaluations."""
+    """Algorithm 4; returns steps and returns of all evaluations."""
     low, high = np.float32(-1), np.float32(1)
     env, test_env = (gym.wrappers.RescaleAction(gym.make(args.env), low, high) for _ in range(2))
     obs, _ = env.reset(seed=args.seed)

@@ -1,4 +1,4 @@
-"""SBX (Stable-Baselines Jax) made sparse: its optimizer, and the masks of its target networks.
+"""Sparse training in SBX (Stable-Baselines Jax): wraps its optimizer, masks its target networks.
 
 python examples/sbx_td3.py --steps=20000          # needs sbx-rl
 """
@@ -14,7 +14,7 @@ import rlx2_jax as rlx2
 
 
 def sparse_adam(learning_rate, sparsity, interval, t_end):
-    """What SBX calls with its learning rate, once for the actor and once for the critics."""
+    """An optimizer factory, which SBX calls with its learning rate for actor and critics."""
     return rlx2.sparsify(optax.adam(learning_rate), sparsity, interval=interval, t_end=t_end)
 
 
@@ -22,7 +22,7 @@ class SparseTD3(sbx.TD3):
     @staticmethod
     @jax.jit
     def soft_update(tau, qf_state, actor_state):
-        """Polyak averages of sparse networks are sparse only under the current mask."""
+        """Applies the current masks, because a plain Polyak average keeps dropped links."""
         states = sbx.TD3.soft_update(tau, qf_state, actor_state)
         return tuple(
             s.replace(target_params=rlx2.mask(s.target_params, s.opt_state)) for s in states

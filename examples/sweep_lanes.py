@@ -2,8 +2,8 @@
 
 python examples/sweep_lanes.py
 
-Methods are traced hyper-parameters (ζ_0, the growth rule, n, the trimmed share) and sparsities are
-masks, so all lanes share one compiled `train` and differ only in its arguments.
+Methods are traced hyper-parameters (ζ_0, growth rule, n, trim ratio) and sparsities are masks, so
+all lanes share one compiled `train` and differ only in its arguments.
 """
 
 import jax
@@ -16,7 +16,7 @@ METHODS = ("ss", "set", "rigl", "rlx2")
 
 
 class Balance:
-    """Keep a pole upright; angle and angular velocity are the state."""
+    """Keep a pole upright. The state is angle and angular velocity."""
 
     action_dim, max_episode_steps = 1, 100
 
@@ -45,7 +45,7 @@ def main(steps=6000, warmup=500, hidden=(32, 32), sparsities=(0.5, 0.8, 0.9, 0.9
     common = {"learning_rate": 1e-3, "tau": 0.01, "t0": steps // 4}
     keys = jax.random.split(jax.random.key(0), seeds)
     lanes, agents = [], []
-    for sparsity in sparsities:  # methods of equal sparsity begin with equal networks
+    for sparsity in sparsities:  # methods of equal sparsity start from equal networks
         lane = rlx2.Lane(actor_sparsity=sparsity, critic_sparsity=sparsity, **common)
         init = jax.jit(jax.vmap(lambda key, lane=lane: rlx2.td3.init(key, config, lane)))
         agents += [init(keys)] * len(METHODS)

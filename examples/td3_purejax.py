@@ -1,9 +1,9 @@
-"""TD3 in the style of PureJaxRL, made sparse.
+"""Sparse TD3 in the style of PureJaxRL.
 
 python examples/td3_purejax.py            # or --dense
 
-The two marked lines are all that sparse training changes: the optimizer, and the mask on the
-target networks, whose averages would otherwise keep the links that were dropped.
+Sparse training changes only the two marked lines: the optimizer, and the mask on the target
+networks, whose averages would otherwise keep dropped links.
 """
 
 import sys
@@ -37,7 +37,7 @@ class Critics(nn.Module):
 
 
 def env_step(state, action):
-    """A pole that falls unless it is balanced: state, reward, terminated."""
+    """A pole to keep balanced: state, reward, terminated."""
     angle, speed = state
     speed = speed + 0.05 * (9.8 * jnp.sin(angle) + 12 * action[0])
     angle = angle + 0.05 * speed

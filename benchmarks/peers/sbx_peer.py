@@ -1,7 +1,7 @@
-"""SBX's TD3 and SAC, measured with the same settings as ours.
+"""Measures SBX's TD3 and SAC with the settings of rlx2_jax.
 
-Runs in a virtual environment of its own (see `benchmarks/peers/README.md`), so it imports
-nothing of this project. Prints one JSON object on its last line.
+Runs in a separate virtual environment (see `benchmarks/peers/README.md`), so it imports
+nothing from this project. Prints one JSON object on its last line.
 
     yes | head -5 | python sbx_peer.py updates --algo=td3      # gradient updates per second
     python sbx_peer.py steps   --algo=td3 --steps=6000     # environment steps per second
@@ -43,7 +43,7 @@ def make_model(algo: str, env: gym.Env, seed: int, warmup: int, capacity: int):
 
 
 def fill(model, transitions: int) -> None:
-    """Put random transitions into the replay buffer, so that updates can be timed alone."""
+    """Fills the replay buffer with random transitions, so that updates can be timed alone."""
     buffer, rng = model.replay_buffer, np.random.default_rng(0)
     for _ in range(transitions):
         obs = rng.normal(size=(2, 1, *buffer.obs_shape)).astype(np.float32)
@@ -52,10 +52,10 @@ def fill(model, transitions: int) -> None:
 
 
 def updates(args) -> dict:
-    """Gradient updates per second of `model.train`, the environment left alone: measured once for
-    each line that comes in, so that another program can take turns with this one."""
+    """Gradient updates per second of `model.train`, without the environment: one measurement per
+    line on stdin, so that another program can alternate with this one."""
     model = make_model(args.algo, gym.make(args.env), 0, 0, 20_000)
-    model.learn(2)  # sets the logger and the schedules up
+    model.learn(2)  # sets up the logger and the schedules
     fill(model, 10_000)
     rates = []
 
@@ -81,7 +81,7 @@ def _leaves(model):
 
 def steps(args) -> dict:
     """Environment steps per second end to end, one update per step, no evaluation: `--steps` of
-    them for each line that comes in."""
+    them per line on stdin."""
     warmup = 1000
     model = make_model(args.algo, gym.make(args.env), 0, warmup, 100_000)
     model.learn(warmup + 500)
@@ -96,7 +96,7 @@ def steps(args) -> dict:
 
 
 class _Evaluate(BaseCallback):
-    """Every `interval` steps: 10 noise-free episodes with the same 10 seeds, as ours."""
+    """Every `interval` steps: 10 noise-free episodes with the same 10 seeds, as in rlx2_jax."""
 
     def __init__(self, env_id: str, interval: int, path: str):
         super().__init__()

@@ -2,7 +2,7 @@
 
     python torch_inference.py 11 256 256 3
 
-Says "ready", then for every number of calls on stdin the seconds per call on stdout.
+Prints "ready", then the seconds per call for each number of calls read from stdin.
 """
 
 import sys
