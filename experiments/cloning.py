@@ -1,7 +1,7 @@
 """Units of behaviour cloning (section 5.3): runs of the algorithm `bc`.
 
-Each lane imitates the expert that it names: a fixed set of transitions from the expert's noise-free
-episodes, squared error to its actions, no reward and no critic. Steps count gradient updates.
+Each lane imitates its expert: squared error to the actions in a fixed set of transitions from
+noise-free episodes, without rewards or a critic. Steps count gradient updates.
 """
 
 import dataclasses
@@ -11,13 +11,13 @@ from rlx2_jax.config import Lane
 from rlx2_jax.options import NEVER
 from rlx2_jax.training.settings import Settings
 
-SHARE = 10  # imitation takes this many times fewer updates than reinforcement learning
+SHARE = 10  # factor by which imitation needs fewer updates than reinforcement learning
 
 
 def imitating(
     settings: Settings, lanes: Sequence[Lane], transitions: int
 ) -> tuple[Settings, list[Lane]]:
-    """Settings and lanes that imitate experts, from those of reinforcement learning."""
+    """Settings and lanes for imitation, derived from those of reinforcement learning."""
     updates = max(settings.steps // SHARE, 2)
     names = ("eval_interval", "metrics_interval", "checkpoint_interval")
     intervals = {x: max(1, updates * getattr(settings, x) // settings.steps) for x in names}

@@ -3,15 +3,15 @@
 python -m experiments.collect --logdir=runs/tier1
 python -m experiments.collect --logdir=runs/tier1 --out=results
 
-`<out>/<suite>/<unit>/` is the unit's run directory without its large files, so that whatever reads
-run directories (`experiments.report`, `experiments.reproduce`) reads it as well:
+`<out>/<suite>/<unit>/` is the unit's run directory without large files, which
+`experiments.report` and `experiments.reproduce` can read:
 
-    config.json       as it is
+    config.json       unchanged
     evaluations.csv   all evaluations; digests of weights for the first ones and the last
-    metrics.csv       about 50 rows of each lane, the columns that explain a result
+    metrics.csv       about 50 rows of each lane, with the most important columns
     summary.json      with digests of the final weights and the CPU's instruction set
 
-What a run of an older version did not note is null.
+Values that an older version did not record are null.
 """
 
 import csv
@@ -30,9 +30,9 @@ from rlx2_jax.training.run import CONFIG
 
 FLAGS = flags.FLAGS
 SUITE = "suite.json"
-LARGE = 150_000  # bytes of a unit that are worth a warning
-_DIGESTS = 20  # evaluations of each lane whose digests are kept, besides the last
-_POINTS = 50  # rows of metrics of each lane
+LARGE = 150_000  # bytes of a unit above which to warn
+_DIGESTS = 20  # evaluations per lane whose digests are kept, in addition to the last
+_POINTS = 50  # rows of metrics per lane
 _EVALUATIONS = (
     "lane", "step", "mean_return", "std_return", "mean_length", "value_bias", "value_spread",
     "weights",
@@ -47,10 +47,10 @@ Rows = list[dict[str, str]]
 
 
 def collect(logdir: Path, out: Path, *, replace: bool = False) -> int:
-    """Collects all finished units below `logdir`; returns how many were refused.
+    """Collects all finished units in `logdir`; returns how many failed.
 
-    A unit that was collected before is left alone if it is the same, and replaced by another one
-    only with `replace`.
+    Units that were collected before are skipped if they are the same, and replaced by different
+    ones only with `replace`.
     """
     refused = 0
     for path in sorted(logdir.glob(f"*/{SUITE}")):
@@ -70,7 +70,7 @@ def collect(logdir: Path, out: Path, *, replace: bool = False) -> int:
 
 
 def small_files(unit: Path) -> dict[str, bytes]:
-    """The files that are kept of a finished unit, by name."""
+    """The small files of a finished unit, by name."""
     config = files.read_json(unit / CONFIG)
     found = {CONFIG: (unit / CONFIG).read_bytes()}
     found[logging.EVALUATIONS] = _table(_evaluations(_rows(unit / logging.EVALUATIONS)))
@@ -100,7 +100,7 @@ def _by_lane(rows: Rows) -> dict[str, Rows]:
 
 
 def _evaluations(rows: Rows) -> Rows:
-    """Rows without what config.json has, and without most digests: they do not compress."""
+    """Rows without columns from config.json and most digests, which do not compress."""
     kept = []
     for own in _by_lane(rows).values():
         for i, row in enumerate(own):
@@ -112,7 +112,7 @@ def _evaluations(rows: Rows) -> Rows:
 
 
 def _thinned(rows: Rows) -> Rows:
-    """About `_POINTS` rows of each lane, the last among them."""
+    """About `_POINTS` rows of each lane, including the last."""
     kept = []
     for own in _by_lane(rows).values():
         every = max(1, round(len(own) / _POINTS))
@@ -122,7 +122,7 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _summary(unit: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """`summary.json` with everything that the record of a unit has, null where it is unknown."""
+    """`summary.json` with all fields of a record; unknown ones are null."""
     summary = files.read_json(unit / SUMMARY)
     finals = [unit / "final" / f"lane-{i}.npz" for i in range(len(config["lanes"]))]
     digests = [weights.digest(weights.load(x)) if x.exists() else None for x in finals]
@@ -142,7 +142,7 @@ def _summary(unit: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training_seconds(summary: dict[str, Any], config: dict[str, Any]) -> float | None:
-    """Chunks of lanes run one after another, and all lanes of one have its speed."""
+    """Training time of a run: chunks run in sequence, and the lanes of one share its speed."""
     rates = [row.get("steps_per_second") for row in summary["lanes"]]
     if None in rates or not config.get("chunk"):
         return None
@@ -150,13 +150,13 @@ def _training_seconds(summary: dict[str, Any], config: dict[str, Any]) -> float 
 
 
 def _keep(name: str, folder: Path, contents: dict[str, bytes], replace: bool) -> bool:
-    """Writes files unless the folder has others of their names; whether it holds them now."""
+    """Writes files unless the folder has different ones; returns whether it has them now."""
     before = {x: (folder / x).read_bytes() for x in contents if (folder / x).exists()}
     if before == contents:
         return True
     if before and not replace:
         print(
-            f"{name}: {folder} holds another one, which is kept: collect into another --out, or "
+            f"{name}: {folder} has a different one, which is kept: use another --out, or "
             f"replace it with --replace",
             file=sys.stderr,
         )
@@ -177,7 +177,7 @@ def main(argv: list[str]) -> int:
     logdir = Path(FLAGS.logdir or "")
     if not FLAGS.logdir or not list(logdir.glob(f"*/{SUITE}")):
         print(
-            f"error: --logdir={FLAGS.logdir or ''} holds no sweep (<logdir>/<suite>/{SUITE}): give "
+            f"error: --logdir={FLAGS.logdir or ''} has no sweep (<logdir>/<suite>/{SUITE}): give "
             f"the --logdir of python -m experiments.sweep",
             file=sys.stderr,
         )
@@ -187,6 +187,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
-    flags.DEFINE_string("out", "results", "Where units are collected.")
+    flags.DEFINE_string("out", "results", "Directory to collect units in.")
     flags.DEFINE_bool("replace", False, "Replace units that were collected before and differ.")
     crash.run(main)

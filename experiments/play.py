@@ -1,4 +1,4 @@
-"""`rlx2 evaluate` under its first name: python -m experiments.play --policy=FOLDER [flags]"""
+"""An old name of `rlx2 evaluate`: python -m experiments.play --policy=FOLDER [flags]"""
 
 import sys
 

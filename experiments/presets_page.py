@@ -13,35 +13,35 @@ PAGE = Path(__file__).parent.parent / "docs" / "presets.md"
 
 _HEAD = """\
 # Settings and presets
-This page is generated from `rlx2_jax/option_table.py` by `python -m experiments.presets_page`, as
-are the checks of settings and the launcher's flags.
+`python -m experiments.presets_page` generates this page from `rlx2_jax/option_table.py`, which also
+defines validation and command-line flags.
 
 ## Where the paper and its code differ
-`--preset=paper` takes the paper's text literally, `--preset=reference` the authors' released code,
-which made the reported numbers. Without either, a run gets the last column. Each row is also a
-flag of the launcher (`--trim_full=true|false`, ...) and a field of `rlx2_jax.config.Config`; `n`,
-`b_min` and `b_max` are fields of `Lane`.
+`--preset=paper` follows the paper's text literally, `--preset=reference` the authors' released
+code, which produced the reported numbers. Without either, a run uses the last column. Each row is
+also a flag (`--trim_full=true|false`, ...) and a field of `rlx2_jax.config.Config`; `n`, `b_min`
+and `b_max` are fields of `Lane`.
 """
 
 _NOTES = """\
-Section 4.2 of the paper pops items until the distance is below D_0, its Algorithm 3 drops a ratio
-once per check, without giving the ratio; `paper` follows the section. Under `paper`, exploration
+Section 4.2 of the paper pops items until the distance is below D_0; its Algorithm 3 drops a ratio
+once per check, without giving the ratio. `paper` follows the section. Under `paper`, exploration
 noise alone gives an L2 distance near or above D_0 = 0.2 (0.24 with 6 action dimensions), so the
-buffer tends to its lower bound; `--dry_run` says so.
+buffer tends to shrink to its lower bound; `--dry_run` warns about this.
 
 ## All flags
-Flags of lanes take comma-separated lists, and every combination of their values and seeds is a
-lane; in sweeps they take one value. Whole numbers have 32 bits. {never} means never in `t0`,
-`t_end`, `mask_interval` and `buffer_interval`; other values that a run cannot reach give a warning
-when it starts. B_min follows B_max, also in runs that are too short to fill the buffer.
+Lane flags take comma-separated lists, and lanes are the product of all lists and seeds; in sweeps
+they take one value. Integers have 32 bits. {never} means never in `t0`, `t_end`, `mask_interval`
+and `buffer_interval`; other values that a run cannot reach give a warning when it starts. The
+default of B_min depends on B_max, even if a run is too short to fill the buffer.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """The complete page."""
     rows = [_difference(option) for option in CHOICES.values()]
     rows += [_difference(o, "sac") for o in LANE.values() if isinstance(o.reference, dict)]
-    head = ("option", "what it decides", "paper", "reference", "default")
+    head = ("option", "meaning", "paper", "reference", "default")
     single = [o for o in (*CONFIG.values(), *RUN.values()) if o.flag and o.name not in CHOICES]
     return "\n".join(
         [
@@ -49,11 +49,9 @@ def page() -> str:
             _markdown(head, rows),
             "",
             _NOTES.format(never=f"`{NEVER}`"),
-            _markdown(
-                ("flag of a lane", "what it is", "allowed", "default"), map(_row, LANE_FLAGS)
-            ),
+            _markdown(("lane flag", "meaning", "allowed", "default"), map(_row, LANE_FLAGS)),
             "",
-            _markdown(("flag of a run", "what it is", "allowed", "default"), map(_row, single)),
+            _markdown(("run flag", "meaning", "allowed", "default"), map(_row, single)),
             "",
         ]
     )
@@ -63,9 +61,9 @@ def _difference(option: Option, algo: str = "td3") -> tuple[str, ...]:
     default = option.default_of(algo)
     presets = [option.preset_of(name, algo) for name in ("paper", "reference")]
     cells = [_value(option, default if x is None else x, explain=True) for x in presets]
-    own = _value(option, default) + (f", {option.note}" if option.note else "")
+    text = _value(option, default) + (f", {option.note}" if option.note else "")
     name = f"`{option.name}`" + (" of SAC" if algo == "sac" else "")
-    return (name, option.about, *cells, own)
+    return (name, option.about, *cells, text)
 
 
 def _row(option: Option) -> tuple[str, ...]:

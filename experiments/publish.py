@@ -3,9 +3,9 @@
 python -m experiments.publish --logdir=runs/hopper
 python -m experiments.publish --logdir=runs/tier1,runs/tier2 --out=results/policies
 
-Reads run directories, suites or directories of sweeps. Finished runs count, and of them the lanes
-that were trained sparse from scratch. The highest final score wins, then the lowest seed. The same
-runs give the same files; `rlx2 evaluate` plays them.
+Reads run directories, suites or directories of sweeps. Candidates are the lanes of finished runs
+that were trained sparse from scratch; the highest final score wins, then the lowest seed. The
+output is deterministic; `rlx2 evaluate` plays the policies.
 """
 
 import math
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 class PublishError(Exception):
-    """There is nothing to publish; the message says why and what to do."""
+    """There is nothing to publish; the message gives the reason and a remedy."""
 
 
 class Candidate(NamedTuple):
@@ -50,19 +50,19 @@ class Candidate(NamedTuple):
     directory: Path
     run: Run
     lane: int
-    row: dict[str, Any]  # of summary.json
+    row: dict[str, Any]  # its row in summary.json
     summary: dict[str, Any]
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """The smallest is the best."""
+        """Sort key; the smallest is the best."""
         return -self.row["final_score"], self.run.lanes[self.lane].seed, self.unit, self.lane
 
 
 def candidates(logdir: Path, say: Say, *, allow_imports: bool = False) -> list[Candidate]:
-    """All sparse lanes of finished runs in `logdir`, up to two folders down."""
+    """All sparse lanes of finished runs in `logdir`, up to two levels deep."""
     if not logdir.is_dir():
-        raise PublishError(f"{logdir} is no directory: give --logdir a run, or the runs of sweeps")
+        raise PublishError(f"{logdir} is not a directory: give --logdir a run or sweeps")
     found = []
     for path in sorted({p for depth in ("", "*/", "*/*/") for p in logdir.glob(depth + SUMMARY)}):
         unit = "/".join(path.parent.relative_to(logdir).parts) or logdir.resolve().name
@@ -81,7 +81,7 @@ def candidates(logdir: Path, say: Say, *, allow_imports: bool = False) -> list[C
 
 
 def _counts(run: Run, lane: Lane, row: dict[str, Any]) -> bool:
-    """Whether a lane was trained sparse from scratch, and can be played."""
+    """Whether a lane was trained sparse from scratch and can be played."""
     sparse = not lane.tiny and row["actor_sparsity"] > 0
     scratch = lane.weights is None and lane.masks is None and lane.expert is None
     sound = row["alive"] and math.isfinite(row["final_score"])
@@ -97,7 +97,7 @@ def best(found: Sequence[Candidate]) -> dict[str, Candidate]:
 
 
 def slug(env: str) -> str:
-    """A task's folder: `Hopper-v5` is `hopper`."""
+    """A task's folder name: `hopper` for `Hopper-v5`."""
     name = task_name(env.rpartition(":")[2]).lower()
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "task"
 
@@ -184,7 +184,7 @@ def publish_all(
     if not found:
         raise PublishError(
             f"no finished run with a sparse lane in {', '.join(map(str, logdirs))}: finish one "
-            f"first; dense and tiny networks, clones, and lanes that begin with given weights or "
+            f"first; dense and tiny networks, clones, and lanes that start from given weights or "
             f"masks are not published"
         )
     made = []
@@ -195,20 +195,22 @@ def publish_all(
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """This command's flags, defined when it runs: other commands have some of the same names."""
+    """Defines flags when the command runs, since other commands use the same names."""
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_list("logdir", [], "Run directories, suites or directories of sweeps.", **own)
-    flags.DEFINE_string("out", "results/policies", "Where to: one folder per task.", **own)
+    flags.DEFINE_string(
+        "out", "results/policies", "Output directory, with one folder per task.", **own
+    )
     flags.DEFINE_integer("episodes", EPISODES, "Of the evaluation.", lower_bound=2, **own)
     flags.DEFINE_bool("allow_imports", False, FLAG_HELP, **own)
 
 
 def command(values: flags.FlagValues) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     known = (PublishError, CheckFailed, PolicyFileError, RunError, envs.EnvironmentFailure)
     try:
         if not values.logdir:
-            raise PublishError("--logdir is needed: a run directory, or the runs of sweeps")
+            raise PublishError("--logdir is needed: a run directory, or sweeps")
         publish_all(
             [Path(d) for d in values.logdir],
             Path(values.out),

@@ -1,4 +1,4 @@
-"""Sets the results of sweeps beside the paper's: markdown, one HTML page, figures, CSV tables.
+"""Compares the results of sweeps with the paper: Markdown, an HTML page, figures, CSV tables.
 
 python -m experiments.report --logdir=runs/smoke
 python -m experiments.report --logdir=runs/smoke --suites=table2,nstep --out=report
@@ -17,10 +17,10 @@ FLAGS = flags.FLAGS
 
 
 def report(logdir: Path, out: Path, suites: list[str] | None = None) -> int:
-    """Writes the report; what is wrong goes to standard error, and into the report.
+    """Writes the report; problems go to standard error and into the report.
 
-    Returns 0, 1 where no suite was found (the ledger is reported all the same), or 2 where a name
-    is unknown (the others are reported) or nothing can be read.
+    Returns 0, 1 if no suite was found (the ledger is still reported), or 2 if a name is unknown
+    (the others are reported) or nothing can be read.
     """
     suites = None if suites == ["all"] else suites
     unknown = [name for name in suites or [] if name not in EXHIBITS]
@@ -31,15 +31,15 @@ def report(logdir: Path, out: Path, suites: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name in list(unknown):
-        if name in found.suites:  # not the paper's, but there
+        if name in found.suites:  # exists, but is not one of the paper's suites
             unknown.remove(name)
     for name in suites or []:
         if name not in found.suites and name not in unknown and name != "flops":
-            found.warnings.append(f"suite {name} was asked for, but {logdir.name} has none")
+            found.warnings.append(f"suite {name} was requested, but {logdir.name} has none")
     empty = not found.suites and suites != ["flops"]
     if empty:
         found.warnings.append(
-            f"{logdir.name} holds no suite (<logdir>/<suite>/suite.json): only the ledger is "
+            f"{logdir.name} has no suite (<logdir>/<suite>/suite.json): only the ledger is "
             f"reported; run python -m experiments.sweep first"
         )
     try:
@@ -71,6 +71,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_string("logdir", None, "The directory of the sweeps: <logdir>/<suite>/<unit>.")
-    flags.DEFINE_string("out", None, "Where the report goes; default: <logdir>/report.")
-    flags.DEFINE_list("suites", None, "Only these suites; default, or all: what is there.")
+    flags.DEFINE_string("out", None, "Output directory; default: <logdir>/report.")
+    flags.DEFINE_list("suites", None, "Only these suites; default: all existing ones.")
     crash.run(main)

@@ -3,9 +3,9 @@
 python -m experiments.reproduce results/table2/td3-hopper-rlx2 --until=20000
 python -m experiments.reproduce results/table2/td3-hopper-rlx2 --until=20000 --lanes=0
 
-On the CPU type, versions and kernels of the record everything must be equal, bit for bit. Elsewhere
-sums are rounded differently, so only evaluations within the first updates are compared, with a
-tolerance. The exit code is 0 if the record is confirmed, 1 if not, 2 for a usage error.
+On the same CPU type, versions and kernels everything must be equal, bit for bit. Elsewhere sums
+round differently, so only evaluations within the first updates are compared, with a tolerance. The
+exit code is 0 if the record is confirmed, 1 if not, 2 for a usage error.
 """
 
 import csv
@@ -34,20 +34,22 @@ from rlx2_jax.training.loop import networks
 from rlx2_jax.training.run import Run, RunError, label, make_loop, read_run
 
 FLAGS = flags.FLAGS
-UPDATES, TOLERANCE = 100, 0.01  # where rounding differs: how far, and how closely, to compare
+UPDATES, TOLERANCE = 100, 0.01  # limits of the comparison if rounding differs
 _NUMBERS = ("mean_return", "std_return", "mean_length", "value_bias", "value_spread")
-_CODE = ("commit", "rlx2_jax")  # what a difference in says nothing about rounding
-_SHOWN = 1000  # steps between updates of the progress display
+_CODE = ("commit", "rlx2_jax")  # differences in these do not affect rounding
+_SHOWN = 1000  # steps between redraws of the progress display
 
 Rows = dict[tuple[int, int], dict[str, str]]  # by lane and step, as text
 
 
 class Record(NamedTuple):
-    """A unit as it was recorded."""
+    """A recorded unit."""
 
     run: Run
     rows: Rows
-    machines: list[dict[str, Any]]  # what it ran on, in order; `step` is where each began
+    machines: list[
+        dict[str, Any]
+    ]  # machines of the run, in order, with the `step` at which each began
 
 
 class Difference(NamedTuple):
@@ -65,7 +67,7 @@ class Difference(NamedTuple):
 
 
 def read_record(folder: Path, *, allow_imports: bool = False) -> Record:
-    """The record in a directory of `results/`, or in a whole run directory."""
+    """Reads the record in a directory of `results/`, or in a complete run directory."""
     run = read_run(folder, allow_imports=allow_imports)
     if NETWORK_USE[run.config.algo].offline:
         raise RunError("behaviour cloning cannot be rerun from a record: it needs its expert")
@@ -78,22 +80,22 @@ def read_record(folder: Path, *, allow_imports: bool = False) -> Record:
 
 
 def check_lanes(run: Run, lanes: Sequence[int]) -> None:
-    """Refuses lanes that there are not, and lanes that begin with another unit's networks."""
+    """Raises for lanes that do not exist or that start from another unit's networks."""
     for i in lanes:
         if not 0 <= i < len(run.lanes):
             raise RunError(f"--lanes: there is no lane {i}, choose from 0 to {len(run.lanes) - 1}")
         needed = [x for x in (run.lanes[i].weights, run.lanes[i].masks, run.lanes[i].expert) if x]
         if needed:
             raise RunError(
-                f"lane {i} begins with {needed[0]} of another unit, which records do not hold: run "
+                f"lane {i} starts from {needed[0]} of another unit, which is not in records: run "
                 f"the sweep instead"
             )
 
 
 def rerun(run: Run, until: int, lanes: Sequence[int], *, progress: bool = True) -> Rows:
-    """Evaluations up to step `until` of the groups of lanes that hold `lanes`.
+    """Evaluations up to step `until` of the groups that contain `lanes`.
 
-    The settings stay those of the whole run, and groups stay whole: other numbers of lanes in a
+    Keeps the settings of the whole run and complete groups, since a different number of lanes in a
     program may round differently.
     """
     envs, found = run.config.num_envs, Rows()
@@ -130,8 +132,7 @@ def rerun(run: Run, until: int, lanes: Sequence[int], *, progress: bool = True) 
 
 
 def differences(recorded: Rows, found: Rows, until: int, lanes: Sequence[int]) -> list[Difference]:
-    """Everything that is not equal, in the order of steps. Digests are compared where the record
-    has them."""
+    """All differences, in order of steps. Compares digests that the record has."""
     wanted = {key for key in recorded if key[0] in lanes and key[1] <= until}
     keys = wanted | {key for key in found if key[0] in lanes}
     out = []
@@ -155,7 +156,7 @@ def _digest(row: Mapping[str, str]) -> str | None:
 
 
 def machine_differences(record: Record, until: int, here: Mapping[str, Any]) -> list[str]:
-    """What may round differently here than where the first `until` steps were recorded."""
+    """Differences to the machine of the first `until` steps that may affect rounding."""
     used = [m for i, m in enumerate(record.machines) if i == 0 or (m["step"] or 0) < until]
     plain = [{k: v for k, v in m.items() if k != "step" and k not in _CODE} for m in used]
     lines = [line for m in plain for line in fingerprint.differences(m, dict(here))]
@@ -163,13 +164,13 @@ def machine_differences(record: Record, until: int, here: Mapping[str, Any]) -> 
 
 
 def updates_at(config: Config, step: int) -> int:
-    """Updates that were made before an evaluation."""
+    """The number of updates before an evaluation."""
     time = step // config.num_envs
     return max(0, time - lanes_.warmup_time(config)) * config.updates_per_step
 
 
 def is_close(a: str, b: str) -> bool:
-    """Whether two recorded numbers agree within `TOLERANCE`, of numbers below 1 absolutely."""
+    """Whether two recorded numbers agree within `TOLERANCE`, absolute for numbers below 1."""
     try:
         x, y = float(a), float(b)
     except ValueError:
@@ -180,7 +181,7 @@ def is_close(a: str, b: str) -> bool:
 
 
 def far_apart(unequal: Sequence[Difference], config: Config) -> list[Difference]:
-    """Those within the first updates that rounding does not explain."""
+    """The differences within the first updates that rounding does not explain."""
     early = [d for d in unequal if updates_at(config, d.step) <= UPDATES and d.what != "weights"]
     return [d for d in early if not is_close(d.recorded, d.found)]
 
@@ -188,7 +189,7 @@ def far_apart(unequal: Sequence[Difference], config: Config) -> list[Difference]
 def judge(
     record: Record, found: Rows, until: int, lanes: Sequence[int], here: Mapping[str, Any]
 ) -> tuple[int, str]:
-    """The exit code and what to say."""
+    """The exit code and the message."""
     keys = [key for key in found if key[0] in lanes]
     unequal = differences(record.rows, found, until, lanes)
     digests = sum(_digest(record.rows.get(key, {})) is not None for key in keys)
@@ -200,17 +201,17 @@ def judge(
     commit = record.machines[0].get("commit")
     if not reasons:
         return 1, (
-            f"different: {len(unequal)} values differ, and nothing about this machine explains it\n"
+            f"different: {len(unequal)} values differ, and this machine does not explain it\n"
             f"{first}\nThe record was made with commit {commit}; this is {here.get('commit')}. "
-            f"Check the former out to tell a changed program from a changed record."
+            f"Check out the former to find out whether the program or the record has changed."
         )
     early = {key for key in keys if updates_at(record.run.config, key[1]) <= UPDATES}
     far = far_apart(unequal, record.run.config)
     text = (
-        "Not bit for bit, because this machine is not that of the record:\n"
+        "Not compared bit for bit, because the machine differs from the record:\n"
         + "".join(f"  {line}\n" for line in reasons)
-        + "Other CPUs, kernels and versions add numbers in another order, which changes the last "
-        "bit of a sum; learning amplifies that until returns differ freely.\n"
+        + "Other CPUs, kernels and versions sum in a different order, which changes the last "
+        "bits; learning amplifies this until returns differ.\n"
         f"{first}\nCompared instead: the {len(early)} evaluations within the first {UPDATES} "
         f"updates, tolerance {TOLERANCE:.0%}. "
     )
@@ -231,12 +232,12 @@ def reproduce(
     allow_imports: bool = False,
     progress: bool = True,
 ) -> tuple[int, str]:
-    """Reruns and compares; the exit code and what to say."""
+    """Reruns and compares; returns the exit code and the message."""
     record = read_record(folder, allow_imports=allow_imports)
     lanes = range(len(record.run.lanes)) if lanes is None else lanes
     check_lanes(record.run, lanes)
     if until < 0:
-        raise RunError(f"--until={until}: use a number of steps, 0 for the initial weights alone")
+        raise RunError(f"--until={until}: use a number of steps, or 0 for only the initial weights")
     found = rerun(record.run, until, lanes, progress=progress)
     return judge(record, found, until, lanes, fingerprint.fingerprint())
 
@@ -244,7 +245,7 @@ def reproduce(
 def main(argv: list[str]) -> int:
     absl_logging.set_verbosity(absl_logging.WARNING)
     if len(argv) != 2:
-        print(f"error: name one unit, for instance results/table2/td3-hopper-rlx2\n{__doc__}")
+        print(f"error: give one unit, for instance results/table2/td3-hopper-rlx2\n{__doc__}")
         return 2
     try:
         lanes = [int(x) for x in FLAGS.lanes] if FLAGS.lanes else None
@@ -263,7 +264,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """The arguments that are no flags; absl's own parser exits with 1, which means "different"."""
+    """The positional arguments. absl's parser exits with 1, which would mean "different"."""
     try:
         return FLAGS(argv)
     except flags.Error as error:
@@ -273,6 +274,6 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     flags.DEFINE_integer("until", 20_000, "Environment steps to rerun.")
-    flags.DEFINE_list("lanes", None, "Only these lanes, e.g. 0,1, and those of their groups.")
+    flags.DEFINE_list("lanes", None, "Only these lanes, e.g. 0,1, and their groups.")
     flags.DEFINE_bool("allow_imports", False, FLAG_HELP)
     crash.run(main, flags_parser=parse_flags)

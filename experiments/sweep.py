@@ -8,8 +8,8 @@ python -m experiments.sweep --suite=table2 --budget=paper --preset=reference --e
 python -m experiments.sweep --suite=nstep --budget=short --launcher=slurm --slurm_partition=gpu
 python -m experiments.sweep --suite=nstep --budget=short --launcher=ray --ray_address=auto
 
-The same command again continues where it stopped; a finished unit is never run again. Settings that
-are given reach every unit of every suite.
+Run the same command again to continue; finished units are skipped. Settings apply to every unit of
+every suite.
 """
 
 import dataclasses
@@ -52,25 +52,25 @@ MOST_FRACTION = 100  # of the paper's schedule
 
 
 def budget_of(name: str, **changes: Any) -> base.Budget:
-    """A budget, with other values where they are not None."""
+    """A budget, with the given values that are not None."""
     given = {field: value for field, value in changes.items() if value is not None}
     fraction = given.get("fraction", 1.0)
-    if not 0 < fraction <= MOST_FRACTION:  # refuses nan, too
+    if not 0 < fraction <= MOST_FRACTION:  # also rejects nan
         raise ValueError(
-            f"--fraction={fraction}: use a share of the paper's schedule, above 0 and at most "
+            f"--fraction={fraction}: use a fraction of the paper's schedule, above 0 and at most "
             f"{MOST_FRACTION}"
         )
     return dataclasses.replace(suites.BUDGETS[name], **given)
 
 
 def overrides_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings of all units, of flags that were given; -v3 tasks are EnvPool's."""
+    """Settings of all units from the given flags; -v3 tasks use EnvPool."""
     found = {name: value for name, value in given.items() if value is not None}
     version, backend = found.pop("env_version", None), found.get("env_backend")
     if version == "v3" and backend == "gymnasium":
         raise SettingError(
-            "--env_version=v3 with --env_backend=gymnasium: Gymnasium has -v4 and -v5 only; leave "
-            "out --env_backend, or use --env_backend=envpool"
+            "--env_version=v3 with --env_backend=gymnasium: Gymnasium has only -v4 and -v5; omit "
+            "--env_backend, or use --env_backend=envpool"
         )
     return {**found, "env_backend": "envpool"} if version == "v3" and backend is None else found
 
@@ -90,9 +90,9 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit]) -> dict:
-    """The contents of `suite.json`: what there should be, so that a report sees what is missing."""
+    """The contents of `suite.json`: the plan, with which reports detect missing units."""
     own = dataclasses.asdict(budget)
-    if not budget.overrides:  # as before there were any
+    if not budget.overrides:  # for compatibility with older plans
         del own["overrides"]
     return {
         "format": FORMAT,
@@ -118,7 +118,7 @@ def describe_suite(suite: base.Suite, budget: base.Budget, units: list[base.Unit
 
 
 def claim(directory: Path, expected: dict[str, Any]) -> None:
-    """Notes what the suite's directory is for; refuses one that is for something else."""
+    """Writes the plan to the suite's directory; raises if it has a different one."""
     path = directory / "suite.json"
     plain = json.loads(json.dumps(expected))
     if path.exists():
@@ -126,14 +126,14 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
             found = files.read_json(path)
         except files.Damaged as error:
             raise RunError(
-                f"{error}: restore it, delete it if the suite was begun with the same flags as "
-                f"now, or choose another --logdir"
+                f"{error}: restore it, delete it if the suite was started with the same flags, or "
+                f"choose another --logdir"
             ) from error
         if found != plain:
             raise RunError(
-                f"{directory} holds {found.get('suite')} at budget "
-                f"{found.get('budget', {}).get('name')} with other settings than asked for now: "
-                f"choose another --logdir, or ask for the same"
+                f"{directory} has {found.get('suite')} at budget "
+                f"{found.get('budget', {}).get('name')} with different settings: "
+                f"choose another --logdir, or use the same settings"
             )
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def claim(directory: Path, expected: dict[str, Any]) -> None:
 
 
 def check_units(suite: str, own: list[base.Unit], budget: base.Budget, execution_: str) -> None:
-    """Refuses settings under which a unit cannot run, before the first one is."""
+    """Raises if a unit cannot run with its settings, before any unit runs."""
     for unit in own:
         try:
             units.make_run(unit, budget, execution_)
@@ -157,7 +157,7 @@ def list_units(
     execution_: str = "auto",
     only: list[str] | None = None,
 ) -> str:
-    """What `--list` and `--dry_run` print."""
+    """The output of `--list` and `--dry_run`."""
     lines, hours = [], 0.0
     for suite in chosen:
         own = select(suites.units(suite, budget), only or ["*"])
@@ -180,7 +180,7 @@ def list_units(
             lines.append(text)
     if estimate:
         lines.append(
-            f"about {hours:,.1f} hours on two CPU cores in all, evaluation left out; "
+            f"about {hours:,.1f} hours on two CPU cores in total, without evaluation; "
             f"budget {budget.name}: {budget.fraction:g} of the paper's steps, {budget.seeds} seeds"
         )
     return "\n".join(lines)
@@ -197,7 +197,7 @@ def sweep(
     track: Track | None = None,
     launcher: Callable[[Sequence[Job]], list[Unfinished]] = local.launch,
 ) -> int:
-    """Gives all units of this shard to a launcher; returns the number that did not finish."""
+    """Passes all units of this shard to a launcher; returns the number of unfinished ones."""
     planned = [(suite, suites.units(suite, budget)) for suite in chosen]
     for suite, own in planned if budget.overrides else []:
         check_units(suite.name, select(own, only or ["*"]), budget, execution_)
@@ -217,8 +217,8 @@ def sweep(
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
-    """This command's flags, defined when it runs: other commands have some of the same names.
-    Returns the names of those that are settings of all units."""
+    """Defines flags when the command runs, since other commands use the same names. Returns the
+    names of flags that are settings of units."""
     own: dict[str, Any] = {"flag_values": values}
     names = ", ".join(suites.CATALOGUE)
     flags.DEFINE_list("suite", [], f"One or more of {names}; or all.", **own)
@@ -226,32 +226,36 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> list[str]:
         "budget",
         "smoke",
         tuple(suites.BUDGETS),
-        "smoke: minutes, shows that it runs; short: a tenth of the paper's schedule; paper: all.",
+        "smoke: minutes, only tests that it runs; short: 10% of the paper's schedule; paper: all.",
         **own,
     )
-    flags.DEFINE_float("fraction", None, "Another share of the paper's schedule.", **own)
-    flags.DEFINE_integer("seeds", None, "Another number of seeds.", 1, MAX_LANES, **own)
-    text = "Another number of evaluations over a run; the paper has 600, one every 5000 steps."
+    flags.DEFINE_float(
+        "fraction", None, "Fraction of the paper's schedule; default: the budget's.", **own
+    )
+    flags.DEFINE_integer(
+        "seeds", None, "Number of seeds; default: the budget's.", 1, MAX_LANES, **own
+    )
+    text = "Evaluations per run; the paper has 600, one every 5000 steps."
     flags.DEFINE_integer("evaluations", None, text, 1, **own)
-    text = "Only units whose names match one of these, for instance td3-hopper-*, in this order."
+    text = "Only units that match one of these patterns, for instance td3-hopper-*, in this order."
     flags.DEFINE_list("units", [], text, **own)
-    flags.DEFINE_string("logdir", None, "Where suites are kept; default: runs/<budget>.", **own)
+    flags.DEFINE_string("logdir", None, "Directory of the suites; default: runs/<budget>.", **own)
     flags.DEFINE_string("shard", "0/1", "i/n: this process runs part i (from 0) of n.", **own)
     flags.DEFINE_bool("list", False, "Show suites and their units, and stop.", **own)
     flags.DEFINE_bool("dry_run", False, "Show units, lanes and estimated hours, and stop.", **own)
-    text = "Form of the networks, as in experiments.train."
+    text = "Execution mode, as in rlx2 train."
     flags.DEFINE_enum("execution", "auto", plan.EXECUTIONS, text, **own)
-    text = "paper: the text to the letter; reference: the authors' code."
+    text = "paper: the paper's text, literally; reference: the authors' code."
     flags.DEFINE_enum("preset", None, tuple(configs.PRESETS), text, **own)
-    text = "Version of the tasks; default: v5. v3, as in the paper, is EnvPool's."
+    text = "Version of the tasks; default: v5. The paper's v3 needs EnvPool."
     flags.DEFINE_enum("env_version", None, base.VERSIONS, text, **own)
-    text = "Who simulates the environments; default: gymnasium."
+    text = "The package that simulates the environments; default: gymnasium."
     flags.DEFINE_enum("env_backend", None, envs.BACKENDS, text, **own)
     text = "Time limit of the environments; default: their own."
     flags.DEFINE_integer("max_episode_steps", None, text, 1, 2**31 - 1, **own)
-    text = "Step one half of the runs while the other half learns; default: true."
+    text = "Step one half of the lanes' environments while the other half trains; default: true."
     flags.DEFINE_bool("pipeline", None, text, **own)
-    text = "Where units run: this process, a SLURM job array, or a Ray cluster (docs/sweeps.md)."
+    text = "Run units in this process, as a SLURM job array, or on a Ray cluster (docs/sweeps.md)."
     flags.DEFINE_enum("launcher", "local", launchers.NAMES, text, **own)
     for name in launchers.NAMES:
         launchers.find(name).define_flags(values)
@@ -268,7 +272,7 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
 
 
 def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
-    """Runs with parsed flags; the exit code."""
+    """Runs with parsed flags; returns the exit code."""
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
@@ -290,7 +294,7 @@ def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
         if "flops" in (suite.name for suite in chosen):
             print("\n\n".join(tables.markdown(x) for x in ledgers.flops_tables()))
         if given.logdir is not None and not given.logdir.strip():
-            raise ValueError("--logdir= is empty: name a directory, or leave it out")
+            raise ValueError("--logdir= is empty: give a directory, or omit the flag")
         logdir = Path(given.logdir or f"runs/{budget.name}")
         common = {"shard": shard, "track": track, "launcher": launcher}
         left = sweep(chosen, budget, logdir, **common, **options)

@@ -1,4 +1,4 @@
-"""One unit of a sweep: a resumable run directory, trained by whichever launcher has its turn."""
+"""One unit of a sweep: a resumable run directory, trained by a launcher."""
 
 import dataclasses
 import sys
@@ -19,13 +19,13 @@ from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.run import Run, RunError, has_run, read_run
 from rlx2_jax.training.tracking import Track
 
-# Errors whose message says everything.
+# Errors with a sufficient message.
 _KNOWN = (LaneFailure, EnvironmentFailure, RunError, ValueError, ImportError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A unit and everything that training it needs; a launcher may send it to another process."""
+    """A unit with everything needed to train it, possibly in another process."""
 
     suite: str
     unit: base.Unit
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def place(self) -> str:
-        """Its directory below `logdir`: its own, or that of a suite that trains the same."""
+        """Its directory in `logdir`, possibly in another suite that trains the same unit."""
         return f"{self.unit.home}/{self.unit.home_name}" if self.unit.home else self.name
 
     @property
@@ -49,12 +49,12 @@ class Job:
 
     @property
     def needs(self) -> list[str]:
-        """Names of the jobs that must be finished before."""
+        """Names of the jobs that must finish first."""
         return [f"{self.suite}/{name}" for name in self.unit.needs]
 
     @property
     def missing(self) -> list[str]:
-        """Units that it needs and that are not finished."""
+        """Unfinished units that it depends on."""
         folder = self.logdir / self.suite
         return [name for name in self.unit.needs if not finished(folder / name)]
 
@@ -72,7 +72,7 @@ def say(text: str) -> None:
 
 
 def finished(directory: Path) -> bool:
-    """Whether a unit is done: its summary is written last."""
+    """Whether a unit is finished, that is, has a summary, which is written last."""
     try:
         files.read_json(directory / execution.SUMMARY)
     except files.Damaged:
@@ -81,7 +81,7 @@ def finished(directory: Path) -> bool:
 
 
 def make_run(unit: base.Unit, budget: base.Budget, execution_: str = "auto") -> Run:
-    """The run that a unit is."""
+    """The `Run` of a unit."""
     settings, lanes = dataclasses.replace(unit.settings, execution=execution_), unit.lanes
     if unit.kind == "clone":
         transitions = budget.clone_episodes * settings.env_options.get("max_episode_steps", 1000)
@@ -96,7 +96,7 @@ def run_unit(
     execution_: str,
     track: Track | None = None,
 ) -> None:
-    """Trains one unit, or continues it."""
+    """Trains or continues one unit."""
     run = make_run(unit, budget, execution_)
     for text in preflight.warnings(run):
         say(f"warning: {text}")
@@ -104,7 +104,7 @@ def run_unit(
 
 
 def settled(job: Job, head: str) -> Unfinished | bool:
-    """Whether nothing is left to do for a job; `Unfinished` if another one has its place."""
+    """Whether a job is finished; `Unfinished` if its directory has a different unit."""
     if not finished(job.directory):
         return False
     if other := _other_settings(job):
@@ -121,21 +121,21 @@ def attempt(job: Job, number: int = 1, count: int = 1) -> Unfinished | None:
     """Trains a job unless it is finished; returns None if it is finished now.
 
     Raises:
-      Stopped: a signal came; everything is saved.
+      Stopped: by a signal, with everything saved.
     """
     head = f"[{number}/{count}] {job.name}: {len(job.unit.lanes)} lanes"
     done = settled(job, head)
     if done:
         return None if done is True else done
     if job.missing:
-        say(f"{head}, left out: it needs {', '.join(job.missing)}")
+        say(f"{head}, skipped: it needs {', '.join(job.missing)}")
         return Unfinished(job.name, f"needs {', '.join(job.missing)}")
     say(head)
     try:
         run_unit(job.unit, job.directory, job.budget, job.execution, job.track)
     except Stopped:
         raise
-    except Exception as error:  # whatever it was, the other units are worth running
+    except Exception as error:  # continue with the other units
         text = str(error) if isinstance(error, _KNOWN) else crash.report(error)
         _note_failure(job.directory, text)
         return _failed(job, text, f"{type(error).__name__}: {error}")
@@ -143,7 +143,7 @@ def attempt(job: Job, number: int = 1, count: int = 1) -> Unfinished | None:
 
 
 def attempt_all(jobs: Sequence[Job]) -> list[Unfinished]:
-    """Tries jobs one after another; returns those that did not finish."""
+    """Attempts jobs in sequence; returns the unfinished ones."""
     found = [attempt(job, number, len(jobs)) for number, job in enumerate(jobs, 1)]
     return [job for job in found if job is not None]
 
@@ -154,9 +154,11 @@ def _failed(job: Job, text: str, why: str = "") -> Unfinished:
 
 
 def _note_failure(directory: Path, text: str) -> None:
-    """For `rlx2 status`, where the unit failed before it was a run."""
+    """Records a failure for `rlx2 status` if the unit failed before its run started."""
     now = status.read(directory, "")
-    if now.state == heartbeat.RUNNING or now.error:  # another process has it, or it said so itself
+    if (
+        now.state == heartbeat.RUNNING or now.error
+    ):  # another process trains it, or it recorded the error
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -166,7 +168,7 @@ def _note_failure(directory: Path, text: str) -> None:
 
 
 def _damaged(directory: Path) -> list[str]:
-    """Results of a finished unit that are missing or were changed, and can be restored."""
+    """Results of a finished unit that are missing or changed and can be restored."""
     try:
         return damaged(directory)
     except RunError:
@@ -174,7 +176,7 @@ def _damaged(directory: Path) -> list[str]:
 
 
 def _other_settings(job: Job) -> str:
-    """Why a finished unit is not the one that is asked for; empty if it is."""
+    """Why a finished unit differs from the requested one; empty if it does not."""
     if not has_run(job.directory):
         return ""
     try:

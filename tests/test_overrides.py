@@ -1,4 +1,4 @@
-"""Settings given for a whole sweep: they reach every unit, or are refused."""
+"""Settings for a whole sweep: they reach every unit or are rejected."""
 
 import dataclasses
 import functools
@@ -192,9 +192,11 @@ def test_versions_and_backends(given, backend, names):
 
 
 def test_impossible_versions_and_backends():
-    with pytest.raises(SettingError, match="Gymnasium has -v4 and -v5 only"):
+    with pytest.raises(SettingError, match="Gymnasium has only -v4 and -v5"):
         sweep.overrides_of({"env_version": "v3", "env_backend": "gymnasium"})
-    with pytest.raises(SettingError, match="suite tickets clones behaviour, which needs one of"):
+    with pytest.raises(
+        SettingError, match="suite tickets uses behaviour cloning, which needs one of"
+    ):
         units("tickets", SMOKE, env_backend="brax")
 
 
@@ -219,7 +221,7 @@ def test_suites_note_what_was_given(tmp_path):
     assert {x["d0"] for u in other["units"] for x in u["lanes"]} == {0.1}
     sweep.claim(tmp_path, default)
     sweep.claim(tmp_path, default)
-    with pytest.raises(RunError, match="other settings"):
+    with pytest.raises(RunError, match="different settings"):
         sweep.claim(tmp_path, other)
 
 
@@ -240,7 +242,7 @@ def test_nothing_begins_where_a_unit_cannot_run(tmp_path, monkeypatch):
 
 
 def test_finished_units_with_other_settings_are_not_taken(tmp_path, capsys):
-    """Suites share units: what one suite trained under a preset is not another's without it."""
+    """Suites share units, but not one trained under a preset with a suite that lacks it."""
     only = ["td3-hopper-rlx2", "td3-hopper-3-step"]
 
     def finish(unit: base.Unit, directory: Path, *_: Any) -> None:

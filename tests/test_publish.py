@@ -1,4 +1,4 @@
-"""Publishing: which lane is chosen, what its folder holds, that the bytes repeat."""
+"""Publishing: choice of the lane, contents of its folder, reproducible bytes."""
 
 import dataclasses
 import json
@@ -137,7 +137,7 @@ def test_the_command(tmp_path, capsys):
     assert "run, lane 0 (rlx2, seed 0), final score 2.0" in text and "policy.onnx" in text
     assert command() == 2 and "--logdir is needed" in capsys.readouterr().err
     assert command(f"--logdir={tmp_path / 'no'}") == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     (run / "final" / "lane-0.npz").write_bytes(b"PK")
     assert command(f"--logdir={run}", out) == 2
     assert "is not a file of network weights" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The report command: its files, its page in a browser, and what it says when logs are poor."""
+"""The report command: its files, its page in a browser, and its messages about bad logs."""
 
 import csv
 import os
@@ -22,7 +22,7 @@ CHROMIUM = next(
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium found: on Debian, apt-get install chromium"
 )
-# Posts what a reader of a given width would see; details are opened first.
+# Posts what a reader with a given window width would see; details are opened first.
 MEASURE = """<script>addEventListener("load", () => {
 document.querySelectorAll("details").forEach(d => d.open = true);
 const scrolls = [...document.querySelectorAll(".scroll")];
@@ -107,7 +107,9 @@ def test_the_page_and_the_markdown_have_every_table_and_figure(made: Path, page:
     text = "".join(page.text)
     for part in ("0.01 % of the paper's steps", "seeds found: 2 of 2 planned", "unfinished"):
         assert part in text and part in markdown
-    assert text.strip().startswith("rlx2_jax beside the paper") and "Not a reproduction" in text
+    assert (
+        text.strip().startswith("rlx2_jax compared to the paper") and "Not a reproduction" in text
+    )
 
 
 def test_missing_units_are_missing_everywhere(made: Path) -> None:
@@ -164,10 +166,10 @@ def dump(path: Path, profile: Path) -> str:
 def test_an_empty_directory_still_gives_the_ledger(tmp_path: Path, capsys) -> None:
     (tmp_path / "logs").mkdir()
     assert report.report(tmp_path / "logs", tmp_path / "out") == 1
-    assert "logs holds no suite (<logdir>/<suite>/suite.json)" in capsys.readouterr().err
+    assert "logs has no suite (<logdir>/<suite>/suite.json)" in capsys.readouterr().err
     found = Page((tmp_path / "out" / "index.html").read_text())
     assert {"flops-table2", "flops-table5", "flops-table6"} <= set(found.ids)
-    assert "Nothing was trained" in "".join(found.text)
+    assert "No training results" in "".join(found.text)
     assert report.report(tmp_path / "none", tmp_path / "out") == 2
     assert "error: " in capsys.readouterr().err
 
@@ -180,10 +182,10 @@ def test_bad_names_are_told_and_the_others_reported(tmp_path: Path, capsys) -> N
     assert report.report(tmp_path, out, ["nstep", "tabel2", "toy"]) == 2
     said = capsys.readouterr().err
     assert "error: no suite 'tabel2': choose among table2, toy" in said
-    assert "warning: suite toy was asked for, but" in said
+    assert "warning: suite toy was requested, but" in said
     markdown = (out / "report.md").read_text()
     assert "## nstep: " in markdown and "## topology: " not in markdown
-    assert "suite toy was asked for" in markdown
+    assert "suite toy was requested" in markdown
     assert (out / "tables" / "table3-nstep.csv").exists()
     (out / "tables" / "mine.txt").touch()
     assert report.report(tmp_path, out, ["flops"]) == 0

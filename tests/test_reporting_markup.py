@@ -110,7 +110,7 @@ def test_a_report_on_hostile_names(tmp_path: Path, capsys: Any) -> None:
     assert report.report(tmp_path / "logs", tmp_path / "out") == 0
     said = capsys.readouterr()
     assert all(c.isprintable() or c == "\n" for c in said.err)
-    assert "which is no directory's name" in said.err
+    assert "which is not a directory name" in said.err
     out = tmp_path / "out"
     found = Checked((out / "index.html").read_text("utf-8"))
     markdown = check_markdown((out / "report.md").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""What sweeps leave behind, whole and damaged, as data."""
+"""Reading of sweep directories, complete and damaged."""
 
 import json
 from pathlib import Path
@@ -56,8 +56,8 @@ def test_names_default_to_methods(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "message"),
     [
-        ("0,dense,0,300,77,1,2,3", "the last line (9) is half written"),
-        ("0,dense,0,300,77,1,2,3,4,5,6", "the last line (9) is half written"),
+        ("0,dense,0,300,77,1,2,3", "the last line (9) is incomplete"),
+        ("0,dense,0,300,77,1,2,3,4,5,6", "the last line (9) is incomplete"),
         ("0,dense,0,300,77,1,2,3\n", "line 9 has 8 of 11 columns"),
         ("0,dense,0,3oo,77,1,2,3,4,5,6\n", "line 9 dropped: could not convert"),
         ("7,dense,0,300,77,1,2,3,4,5,6\n", "1 row(s) of lanes that config.json lacks"),
@@ -78,7 +78,7 @@ def test_damaged_lines_are_dropped_and_told(tmp_path: Path, tail: str, message: 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "is empty"), ("lane,st", "half written"), ("a,b\n1,2\n", "no column")],
+    [("", "is empty"), ("lane,st", "is incomplete"), ("a,b\n1,2\n", "no column")],
 )
 def test_logs_without_rows(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "evaluations.csv"
@@ -116,18 +116,18 @@ def test_damaged_json(tmp_path: Path) -> None:
     (path / "summary.json").write_text('{"env": "Hop')
     found = results.load(tmp_path, KNOWN)
     assert (
-        only(found).status == "unfinished" and "summary.json is no whole JSON" in found.warnings[0]
+        only(found).status == "unfinished" and "summary.json is not valid JSON" in found.warnings[0]
     )
     (path / "config.json").write_text(whole[:50])
     found = results.load(tmp_path, KNOWN)
-    assert only(found).status == "missing" and "config.json is no whole" in found.warnings[0]
+    assert only(found).status == "missing" and "config.json is not valid" in found.warnings[0]
     (path / "config.json").write_text("[1]")
-    assert "holds no object" in results.load(tmp_path, KNOWN).warnings[0]
+    assert "is not a JSON object" in results.load(tmp_path, KNOWN).warnings[0]
     value = {"format": results.FORMAT, "config": [], "lanes": [{"seed": "x"}]}
     (path / "config.json").write_text(json.dumps(value))
     found = results.load(tmp_path, KNOWN)
     assert only(found).status == "missing"
-    assert "td3-hopper is not what a run leaves behind" in found.warnings[-1]
+    assert "td3-hopper is not a run directory" in found.warnings[-1]
     (path / "config.json").write_text(whole)
     (path.parent / "suite.json").unlink()
     found = results.load(tmp_path, KNOWN)
@@ -175,7 +175,7 @@ def test_frozen_and_diverged_lanes_are_told(tmp_path: Path) -> None:
 
 def test_the_wrong_directory(tmp_path: Path) -> None:
     path = nstep(tmp_path)
-    with pytest.raises(results.ReportError, match="no directory: give --logdir"):
+    with pytest.raises(results.ReportError, match="not a directory: give --logdir"):
         results.load(tmp_path / "none", KNOWN)
     with pytest.raises(results.ReportError, match="directory of one suite: give --logdir its par"):
         results.load(path.parent, KNOWN)
@@ -189,7 +189,7 @@ def test_order_selection_and_strangers(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = results.load(tmp_path, KNOWN)
     assert list(found.suites) == ["table2", "toy", "mine"]
-    assert found.warnings == ["mine is no suite of the paper's: shown with its scores alone"]
+    assert found.warnings == ["mine is not one of the paper's suites: only its scores are shown"]
     assert list(results.load(tmp_path, KNOWN, ["toy"]).suites) == ["toy"]
 
 

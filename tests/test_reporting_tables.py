@@ -1,4 +1,4 @@
-"""Tables of the report: known numbers from synthetic logs, the paper's beside them."""
+"""Tables of the report: known numbers from synthetic logs, next to the paper's."""
 
 import csv
 import io
@@ -166,7 +166,7 @@ def test_lane_names_find_their_columns(
 
 
 def test_every_number_of_the_paper_is_shown(tmp_path: Path) -> None:
-    """Each printed percentage stands in its table, in the paper's order."""
+    """Each printed percentage is in its table, in the paper's order."""
     for name in ("topology", "nstep", "buffer", "sensitivity"):
         found = suite(tmp_path, name, [])
         for table in exhibits.section(found).items:
@@ -199,7 +199,7 @@ def test_humanoid_has_returns(tmp_path: Path) -> None:
 
 
 def test_smaller_budgets_are_told(tmp_path: Path) -> None:
-    """Narrow layers stand under the paper's width, and the section says so."""
+    """Narrow layers are listed under the paper's width, and the section says so."""
     unit = logs.unit("humanoid-1024", "Humanoid-v5", [logs.lane("ss", 0)], hidden=[64, 64])
     options = {"narrower": 16, "batch_size": 16, "env_options": {"max_episode_steps": 40}}
     logs.run(logs.plan(tmp_path, "humanoid", [unit], **options), unit, returns)

@@ -1,4 +1,4 @@
-"""Records: confirmed by a rerun, refused when changed, explained where rounding differs."""
+"""Records: confirmed by a rerun, rejected when changed, explained if rounding differs."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_where_rounding_is_the_same_nothing_may_differ():
     assert code == 0 and text == "equal: 20 evaluations of lanes 0, 1, 2, 3, 20 digests of weights"
     found[3, 180]["weights"] = "0" * 16
     code, text = judge(record, found, 240, range(4), here)
-    assert code == 1 and "nothing about this machine explains it" in text
+    assert code == 1 and "this machine does not explain it" in text
     assert "lane 3, step 180: weights" in text and here["commit"] in text
     assert judge(record, found, 240, range(4), here | {"commit": "other"})[0] == 1  # no excuse
     code, text = judge(record, found, 240, range(4), here | OTHER)
@@ -100,7 +100,7 @@ def test_what_cannot_be_rerun_is_refused(tmp_path):
         reproduce.reproduce(folder, 60)
     config["lanes"][1]["masks"] = "../other/final/lane-0.npz"
     files.write_json(folder / "config.json", config)
-    with pytest.raises(RunError, match=r"lane 1 begins with \.\./other/final"):
+    with pytest.raises(RunError, match=r"lane 1 starts from \.\./other/final"):
         reproduce.reproduce(folder, 60)
     value = json.loads((folder / "config.json").read_text())
     value["config"]["steps"] = 241  # by hand: its digest no longer matches

@@ -1,4 +1,4 @@
-"""Sweeps: resumable units, faults that stay where they are, behaviour cloning of experts."""
+"""Sweeps: resumable units, isolation of failures, behaviour cloning of experts."""
 
 import contextlib
 import dataclasses
@@ -134,7 +134,7 @@ def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, c
     assert tried == ["hopper-rl", "hopper-search", "hopper-retrain"]
     said = capsys.readouterr().err
     assert "not finished: tickets/hopper-rl (ValueError: no such thing)" in said
-    assert "left out: it needs hopper-rl" in said
+    assert "skipped: it needs hopper-rl" in said
 
 
 def test_shards_run_their_own_units(tmp_path, monkeypatch):

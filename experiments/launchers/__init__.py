@@ -1,8 +1,8 @@
-"""Where the units of a sweep run: in this process, as a SLURM job array, or on a Ray cluster.
+"""Launchers run the units of a sweep: in this process, as a SLURM job array, or on a Ray cluster.
 
-A launcher is a module with `define_flags(values)`, which returns nothing, and `launch(jobs,
-values)`, which returns the jobs that did not finish. Units are resumable run directories on a disk
-that all machines share, so a launcher only decides where each is tried.
+A launcher is a module with `define_flags(values)` and `launch(jobs, values)`, which returns the
+unfinished jobs. Units are resumable run directories on a shared disk, so a launcher only decides
+where each one runs.
 """
 
 import importlib

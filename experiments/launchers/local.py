@@ -1,4 +1,4 @@
-"""All units in this process, one after another."""
+"""Runs all units in this process, in sequence."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from experiments.units import Job, Unfinished
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """There are none."""
+    """This launcher has no flags."""
 
 
 def launch(jobs: Sequence[Job], values: flags.FlagValues | None = None) -> list[Unfinished]:
-    """Trains every job that is not finished; returns those that did not finish."""
+    """Trains every unfinished job; returns those that are still unfinished."""
     return units.attempt_all(jobs)

@@ -1,8 +1,7 @@
-"""Units as tasks of a Ray cluster, each with the resources it needs.
+"""Runs units as tasks of a Ray cluster, each with its resources.
 
-A task whose worker or node dies is tried again on another one and continues from the last
-checkpoint. Nodes may join and leave; all of them need the sweep's directory on a shared disk, and
-this package in their Python.
+If a worker or node dies, its task is retried on another one and continues from the last checkpoint.
+Nodes may join and leave; all need the sweep's directory on a shared disk, and this package.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from rlx2_jax import files
 from rlx2_jax.training.guards import Stopped
 
 _ENVIRONMENT = ("JAX_", "XLA_", "RLX2_", "WANDB_", "TRACKIO_", "MUJOCO_")
-_PATIENCE = 120.0  # seconds for units to save when the sweep is stopped
+_PATIENCE = 120.0  # seconds for units to save after the sweep is stopped
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -36,12 +35,12 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("ray_memory", None, "Memory of a unit in GB.", 0.0, **own)
     text = "Another resource of a unit, as name=amount; may be repeated."
     flags.DEFINE_multi_string("ray_resource", [], text, **own)
-    text = "How often a unit is tried again after its worker or its node died."
+    text = "How often a unit is retried after its worker or its node died."
     flags.DEFINE_integer("ray_retries", 20, text, 0, **own)
 
 
 def options(values: flags.FlagValues) -> dict[str, Any]:
-    """What the flags say, as Ray takes it."""
+    """Ray's task options, from flags."""
     memory = values.ray_memory
     return {
         "num_cpus": values.ray_cpus,
@@ -50,7 +49,7 @@ def options(values: flags.FlagValues) -> dict[str, Any]:
         "resources": dict(_amount(text) for text in values.ray_resource),
         "max_retries": values.ray_retries,
         "retry_exceptions": [worker.Interrupted],
-        "max_calls": 1,  # a process per unit: its memory and devices are free afterwards
+        "max_calls": 1,  # one process per unit, so that its memory and devices are freed
     }
 
 
@@ -64,7 +63,7 @@ def _amount(text: str) -> tuple[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Try:
-    """A job as a worker tries it."""
+    """One attempt at a job by a worker."""
 
     job: Job
 
@@ -102,7 +101,7 @@ def _run(ray: Any, jobs: Sequence[Job], own: dict[str, Any]) -> list[Unfinished]
     for number, job in enumerate(jobs, 1):
         job = dataclasses.replace(job, logdir=job.logdir.absolute())
         head = f"[{number}/{len(jobs)}] {job.name}: {len(job.unit.lanes)} lanes"
-        # A directory that another job has is looked at after that job.
+        # Jobs with the same directory run one after the other.
         names = [*job.needs, *filter(None, [places.get(job.directory)])]
         needs = [refs[name] for name in names if name in refs]
         task = remote.options(name=job.name)
@@ -112,15 +111,15 @@ def _run(ray: Any, jobs: Sequence[Job], own: dict[str, Any]) -> list[Unfinished]
     try:
         return _collect(ray, refs)
     except KeyboardInterrupt:
-        units.say("stopping: units that are running save a checkpoint")
+        units.say("stopping: running units save a checkpoint")
         for ref in refs.values():
-            ray.cancel(ref)  # as Ctrl-C in the worker
+            ray.cancel(ref)  # like Ctrl-C in the worker
         ray.wait([*refs.values()], num_returns=len(refs), timeout=_PATIENCE)
         raise Stopped("stopped by SIGINT: run the same sweep again", signal.SIGINT) from None
 
 
 def _collect(ray: Any, refs: dict[str, Any]) -> list[Unfinished]:
-    """Waits for all tasks; says how each ended."""
+    """Waits for all tasks and reports the result of each."""
     names = {ref: name for name, ref in refs.items()}
     waiting, found = [*names], []
     while waiting:
@@ -128,7 +127,7 @@ def _collect(ray: Any, refs: dict[str, Any]) -> list[Unfinished]:
         name = names[ref]
         try:
             why = ray.get(ref)
-        except Exception as error:  # the worker died too often, or a need failed
+        except Exception as error:  # the worker died too often, or a dependency failed
             why = files.first_line(error)
         done = len(names) - len(waiting)
         units.say(f"({done}/{len(names)}) {name}: {f'failed: {why}' if why else 'finished'}")

@@ -1,8 +1,8 @@
 """A SLURM job array, submitted with submitit: one task per unit, or per `--slurm_shards`.
 
-Units that need each other share a task. SIGUSR2, which SLURM sends before a job's time ends, stops
-the run after its step; it saves a checkpoint, and submitit requeues the job, which continues there.
-Jobs that SLURM itself requeues, because a node failed or they were preempted, continue as well.
+Units that depend on each other share a task. SIGUSR2, which SLURM sends before a job's time limit,
+stops the run after its step; it saves a checkpoint, and submitit requeues the job, which continues.
+Jobs that SLURM requeues after a node failure or preemption also continue.
 """
 
 import getpass
@@ -26,9 +26,9 @@ from rlx2_jax.training.guards import Stopped
 
 SIGNAL = signal.SIGUSR2
 _POLL = 5.0  # seconds
-_GRACE = 900.0  # seconds, more than SLURM leaves between SIGTERM and SIGKILL
+_GRACE = 900.0  # seconds; more than SLURM's delay between SIGTERM and SIGKILL
 _JOBS = "jobs.json"
-# Flags that go to sbatch under their own names.
+# Flags that are passed to sbatch under the same names.
 _OPTIONS = {
     "partition": "Partition.",
     "account": "Account.",
@@ -49,13 +49,13 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("slurm_time", 1440, text, 1, **own)
     flags.DEFINE_integer("slurm_cpus_per_task", None, "CPUs of a task.", 1, **own)
     flags.DEFINE_integer("slurm_gpus", None, "GPUs of a task.", 0, **own)
-    text = "Tasks that run at the same time."
+    text = "Maximum number of concurrent tasks."
     flags.DEFINE_integer("slurm_array_parallelism", 256, text, 1, **own)
-    text = "Put the units into this many tasks; default: as many as there are."
+    text = "Put the units into this many tasks; default: one task per unit."
     flags.DEFINE_integer("slurm_shards", None, text, 1, **own)
-    text = "Seconds between the signal to save and the end of a task's time."
+    text = "Seconds between the signal to save and a task's time limit."
     flags.DEFINE_integer("slurm_signal_delay", 120, text, 1, **own)
-    text = "How often a task is requeued because its time was over."
+    text = "How often a task is requeued after reaching its time limit."
     flags.DEFINE_integer("slurm_max_timeouts", 100, text, 0, **own)
     text = "A shell command to run first, for instance 'module load cuda'; may be repeated."
     flags.DEFINE_multi_string("slurm_setup", [], text, **own)
@@ -66,7 +66,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def parameters(values: flags.FlagValues) -> dict[str, Any]:
-    """What the flags say, as submitit's `AutoExecutor` takes it."""
+    """Parameters of submitit's `AutoExecutor`, from flags."""
     extra = dict(_pair(text) for text in values.slurm_option)
     found = {f"slurm_{name}": values[f"slurm_{name}"].value for name in _OPTIONS}
     found |= {
@@ -91,14 +91,16 @@ def _pair(text: str) -> tuple[str, str]:
 
 class Task:
     """One task of the array. submitit pickles it, calls it in the job, and calls `checkpoint` when
-    the job is requeued; units that are finished by then are not run again."""
+    the job is requeued; finished units are not run again."""
 
     def __init__(self, jobs: Sequence[Job]):
         self.jobs = list(jobs)
 
     def __call__(self) -> list[Unfinished]:
         requeue, came = signal.getsignal(SIGNAL), []
-        signal.signal(SIGNAL, lambda *_: came.append(SIGNAL))  # a running unit has its own handler
+        signal.signal(
+            SIGNAL, lambda *_: came.append(SIGNAL)
+        )  # running units install another handler
         found = []
         try:
             for number, job in enumerate(self.jobs, 1):
@@ -107,13 +109,15 @@ class Task:
                 found.append(units.attempt(job, number, len(self.jobs)))
         except Stopped as stopped:
             if stopped.signal_number != SIGNAL:
-                if "SLURM_JOB_ID" in os.environ:  # a preempted job that exits is not requeued
-                    time.sleep(_GRACE)  # SLURM kills it before
+                if (
+                    "SLURM_JOB_ID" in os.environ
+                ):  # SLURM does not requeue a preempted job that exits
+                    time.sleep(_GRACE)  # SLURM kills the job before this ends
                 raise
             came.append(SIGNAL)
         signal.signal(SIGNAL, requeue)
         if came and callable(requeue):
-            requeue(SIGNAL, None)  # submitit's: requeues this job and exits
+            requeue(SIGNAL, None)  # submitit's handler: requeues this job and exits
         return [job for job in found if job is not None]
 
     def checkpoint(self) -> Any:
@@ -122,7 +126,7 @@ class Task:
 
 
 def tasks(jobs: Sequence[Job], shards: int | None = None) -> list[Task]:
-    """The array: jobs that need each other in one task; no run directory in two of them."""
+    """The tasks of the array; jobs that depend on each other or share a directory are one task."""
     groups: list[list[Job]] = []
     for suite in dict.fromkeys(job.suite for job in jobs):
         own = {job.unit.name: job for job in jobs if job.suite == suite}
@@ -140,7 +144,7 @@ def tasks(jobs: Sequence[Job], shards: int | None = None) -> list[Task]:
 
 
 def import_submitit() -> Any:
-    """submitit, which must not set up logging here: that closes the handlers of everybody else."""
+    """Imports submitit without its logging setup, which would close existing handlers."""
     level = "SUBMITIT_LOG_LEVEL"
     before = os.environ.get(level)
     os.environ[level] = "NOCONFIG"
@@ -151,14 +155,14 @@ def import_submitit() -> Any:
             "--launcher=slurm needs the package submitit: pip install 'rlx2_jax[slurm]'"
         ) from error
     finally:
-        del os.environ[level]  # jobs inherit the environment, and they may log
+        del os.environ[level]  # jobs inherit the environment, and may log
         if before is not None:
             os.environ[level] = before
 
 
 def launch(jobs: Sequence[Job], values: flags.FlagValues) -> list[Unfinished]:
-    """Submits every job that is neither finished nor queued; returns those that failed, if it is to
-    wait for them."""
+    """Submits every job that is neither finished nor queued; with --slurm_wait, returns the jobs
+    that failed."""
     submitit = import_submitit()
     folder = jobs[0].logdir / "slurm"
     try:
@@ -181,7 +185,7 @@ def submit(
     shards: int | None = None,
     wait: bool = False,
 ) -> list[Unfinished]:
-    """Submits `jobs` with an executor of submitit; see `launch`."""
+    """Submits `jobs` with a submitit executor; see `launch`."""
     if os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2") != "USR2":
         raise ValueError("SUBMITIT_PREEMPT_SIGNAL is set: unset it, jobs are stopped by USR2")
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +213,7 @@ def submit(
         logdir = jobs[0].logdir
         units.say(
             f"submitted {len(open_jobs)} units in {len(own)} tasks as job {first}; output is in "
-            f"{folder}; rlx2 status {logdir} shows how far they are"
+            f"{folder}; rlx2 status {logdir} shows their progress"
         )
     if wait:
         if executor.cluster == "slurm":
@@ -224,12 +228,12 @@ def submit(
 
 
 def _wait(numbers: set[str]) -> None:
-    """Until none of these jobs waits or runs."""
+    """Blocks until none of these jobs is pending or running."""
     while True:
         try:
             if not numbers & queued():
                 return
-        except RuntimeError as error:  # SLURM is restarted, or too busy
+        except RuntimeError as error:  # SLURM is restarting, or too busy
             units.say(f"warning: {error}")
         time.sleep(_POLL)
 
@@ -241,12 +245,12 @@ def _why(job: Job) -> str:
 
 
 def queued() -> set[str]:
-    """Ids of this user's jobs that wait or run."""
+    """Ids of this user's pending or running jobs."""
     command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise RuntimeError(f"squeue does not answer ({files.first_line(error)})") from error
+        raise RuntimeError(f"squeue does not respond ({files.first_line(error)})") from error
     return set(done.stdout.split())
 
 

@@ -1,4 +1,4 @@
-"""What a Ray worker runs. Importing this imports nothing else: the environment comes first."""
+"""Runs in Ray workers. Imports nothing at the top: environment variables must be set first."""
 
 import os
 import pickle
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """The worker had to stop and saved; the task is tried again."""
+    """The worker had to stop and has saved; the task will be retried."""
 
 
 def run(job: bytes, environment: Mapping[str, str], *needs: Any) -> str:
-    """Trains a pickled job after its `needs`; returns why it is not finished, or nothing."""
+    """Trains a pickled job after its `needs`; returns why it is unfinished, or an empty string."""
     del needs  # Ray waits for them
     os.environ.update(environment)
     return pickle.loads(job)()

@@ -8,12 +8,12 @@ _FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The tables there are, sorted."""
+    """The names of all tables, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.csv"))
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    """Rows of one table, in the paper's order; numbers are int or float, `inf` included."""
+    """Rows of one table, in the paper's order; numbers are int or float, including `inf`."""
     if name not in names():
         raise ValueError(f"no table {name!r}: choose one of {', '.join(names())}")
     with (_FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:

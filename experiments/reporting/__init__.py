@@ -1,1 +1,1 @@
-"""Reads what sweeps leave behind and sets it beside the paper's numbers."""
+"""Reads the results of sweeps and compares them with the paper's numbers."""

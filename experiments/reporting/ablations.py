@@ -1,4 +1,4 @@
-"""Tables 3 and 8 to 13: TD3 with one thing changed."""
+"""Tables 3 and 8 to 13: ablations of TD3."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,7 +29,7 @@ def _spec(key: str, title: str, name: str, field: str, lanes: Mapping[str, objec
 
 
 def _sensitivity(key: str, title: str, field: str, values: dict[object, str]) -> Percentages:
-    """`values` maps the paper's to lane names, where these are not `field=value`."""
+    """`values` maps the paper's values to lane names other than `field=value`."""
     name = f"sensitivity_{field}"
     every = list(dict.fromkeys(row[field] for row in paper.load(name)))
     lanes = {values.get(v, f"{field}={v}"): v for v in every}

@@ -1,4 +1,4 @@
-"""Tables of collected results: returns, RLx2 against each baseline, speed, what is missing."""
+"""Tables of collected results: returns, RLx2 against each baseline, speed, missing units."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SECONDS = ("training_seconds", "evaluation_seconds")
 
 
 def algorithms(suite: Suite) -> list[str]:
-    """The algorithms that have any result."""
+    """The algorithms with any result."""
     found = {u.algo for u in suite.units for lane in u.lanes if lane.evaluations_used}
     return [algo for algo in ("td3", "sac") if algo in found]
 
@@ -86,10 +86,10 @@ def versus(suite: Suite, algo: str) -> Table:
     )
     notes = (
         "Percentage points of dense, over the tasks that both have. Intervals by resampling the "
-        f"seeds of both within each task, {stats.REPLICATES} times, with the dense mean as the "
-        "unit held fixed. An interval that contains 0 decides nothing.",
+        f"seeds of both within each task, {stats.REPLICATES} times, with the dense mean held "
+        "fixed. An interval that contains 0 is inconclusive.",
     )
-    title = f"{algo.upper()}: how far RLx2 is ahead"
+    title = f"{algo.upper()}: difference between RLx2 and each baseline"
     return Table(f"{algo}-versus", title, columns, tuple(rows), notes)
 
 
@@ -99,7 +99,7 @@ def _interval(found: Interval | None) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """Finished units of one kind of lanes on one task."""
+    """Finished units of one kind of lane on one task."""
 
     group: str
     name: str
@@ -111,7 +111,7 @@ class Timing:
 
     @property
     def per_lane(self) -> float:
-        """Steps per second at which every lane advances; the median over lanes."""
+        """Steps per second of one lane; the median over lanes."""
         return median(x["steps_per_second"] for unit in self.units for x in unit["lanes"])
 
     @property
@@ -121,13 +121,13 @@ class Timing:
 
     @cached_property
     def hours(self) -> list[float | None]:
-        """Of training and of evaluation, the mean over units."""
+        """Hours of training and of evaluation, as means over units."""
         found: list[list[Any]] = [[unit.get(name) for unit in self.units] for name in _SECONDS]
         return [None if None in x else fmean(x) / 3600 for x in found]
 
 
 def timings(results: Results) -> Iterator[Timing]:
-    """Of all finished training units, each in the suite that holds it."""
+    """The timings of all finished training units, each in the suite that has its directory."""
     for suite in results.suites.values():
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for unit in suite.units:
@@ -143,7 +143,7 @@ def timings(results: Results) -> Iterator[Timing]:
 
 
 def speed(found: Sequence[Timing]) -> Table:
-    """Steps per second of each kind of lanes, and hours of a unit."""
+    """Steps per second of each kind of lane, and hours per unit."""
     rows: list[tuple[Cell, ...]] = []
     dense = {timing.group: timing.together for timing in found if timing.name == "dense"}
     for timing in found:
@@ -174,16 +174,16 @@ def speed(found: Sequence[Timing]) -> Table:
         Column("evaluation", "hours per unit", 2),
     )
     notes = (
-        "Wall-clock time of training without evaluation, on machines that had other work to do at "
-        "the same time: read it as a lower bound of the speed. All lanes of a unit advance "
-        "together, so the steps/s of all of them is what units of different sizes have in common. "
-        "docs/performance.md has times that were taken side by side.",
+        "Wall-clock time of training without evaluation, on machines with other load: a lower "
+        "bound on speed. All lanes of a unit advance "
+        "together, so compare units of different sizes by the steps/s of all their lanes. "
+        "docs/performance.md has comparisons within one run.",
     )
     return Table("speed", "Speed, and hours of a unit", columns, tuple(rows), notes)
 
 
 def overview(results: Results) -> Table:
-    """What each suite planned and what was collected of it."""
+    """The planned and collected units of each suite."""
     rows: list[tuple[Cell, ...]] = []
     for suite in results.suites.values():
         parts = suite.parts
@@ -212,7 +212,7 @@ def overview(results: Results) -> Table:
 
 
 def missing(results: Results) -> list[str]:
-    """A line for each suite that lacks units."""
+    """One line per suite with missing units."""
     found = []
     for suite in results.suites.values():
         names = [u.name for u in suite.parts if u.status != "finished"]

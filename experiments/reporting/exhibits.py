@@ -1,4 +1,4 @@
-"""What each suite shows: the paper's tables and figures, and how ours differ."""
+"""The contents of each suite's report: the paper's tables and figures, and differences from it."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from rlx2_jax.training.evaluate import SCORED
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A suite's title, where the paper has it, and what is made of its results."""
+    """A suite's title, its place in the paper, and its tables and figures."""
 
     title: str
     where: str
@@ -30,11 +30,11 @@ class Section:
     title: str
     lead: tuple[str, ...]
     items: list[Item] = field(default_factory=list)
-    stamp: str = ""  # what was run, for its figures
+    stamp: str = ""  # a description of the runs, for figures
 
 
 def section(suite: Suite) -> Section:
-    """All of a suite's exhibits and its scores; every table and figure says what was run."""
+    """All exhibits of a suite and its scores, each with a description of the runs."""
     known = EXHIBITS.get(suite.name)
     items = known.make(suite) if known else curve_panels(suite)
     items = [_stamped(item, suite) for item in items]
@@ -57,14 +57,14 @@ def _stamped(item: Item, suite: Suite) -> Item:
 
 
 def stamp(suite: Suite) -> str:
-    """The budget in few words."""
+    """A short description of the budget."""
     name, share = suite.budget.get("name"), fraction(suite)
     part = "an unknown part" if share is None else f"{100 * share:.4g} %"
     return f"budget {name or 'not named'}, {part} of the paper's steps"
 
 
 def fraction(suite: Suite) -> float | None:
-    """The share of the paper's steps: as the budget has it, or the longest unit's."""
+    """The fraction of the paper's steps: the budget's, or that of the longest unit."""
     share = suite.budget.get("fraction")
     if isinstance(share, int | float):
         return float(share)
@@ -73,7 +73,7 @@ def fraction(suite: Suite) -> float | None:
 
 
 def difference(suite: Suite) -> str:
-    """How this run differs from the paper's: steps, seeds, versions, what is not there."""
+    """Differences between this run and the paper's: steps, seeds, versions, missing units."""
     parts = []
     steps = sorted({u.steps for u in suite.units if u.steps and u.kind == "train"})
     budget = stamp(suite)
@@ -94,13 +94,13 @@ def difference(suite: Suite) -> str:
 
 
 def _smaller(budget: dict[str, Any]) -> list[str]:
-    """What else a budget changes of the paper's experiment."""
+    """Other changes of a budget to the paper's experiment."""
     found = []
     if budget.get("narrower", 1) != 1:
         found.append(f"hidden layers {budget['narrower']} times narrower")
     for name, text, printed in (
         ("batch_size", "batches of", 256),
-        ("episodes", "episodes of an evaluation:", 10),
+        ("episodes", "episodes per evaluation:", 10),
     ):
         if budget.get(name, printed) != printed:
             found.append(f"{text} {budget[name]} (at full budget: {printed})")
@@ -117,7 +117,7 @@ def _range(values: list[int]) -> str:
 
 
 def seeds_found(suite: Suite) -> str:
-    """The least and most seeds of any name of lanes, found and planned."""
+    """The range of seeds per lane name, found and planned."""
     names = [(u, n) for u in suite.units for n in u.names]
     found = [len({x.seed for x in u.named(n)}) for u, n in names]
     planned = [len({s for m, s in u.planned if m == n}) for u, n in names]
@@ -133,12 +133,12 @@ EXHIBITS = {
     ),
     "toy": Exhibit(
         "topology and values, InvertedPendulum",
-        "Figure 2, which the paper has as a picture only.",
+        "Figure 2; the paper gives no numbers.",
         pictures.toy,
     ),
     "sparsity": Exhibit(
         "performance by sparsity",
-        "Figure 5, which the paper has as a picture only.",
+        "Figure 5; the paper gives no numbers.",
         pictures.sparsity,
     ),
     "topology": Exhibit("topology evolution", "Table 3, left.", ablations.show(ablations.TOPOLOGY)),
@@ -150,39 +150,39 @@ EXHIBITS = {
     ),
     "sensitivity": Exhibit(
         "hyper-parameters",
-        "Tables 9 to 13. Values are in the paper's units, whatever the budget; one lane serves all "
+        "Tables 9 to 13. Values are in the paper's units for every budget; one lane serves all "
         "columns that mean the same (the default, a static mask, no adjustment).",
         ablations.show(*ablations.SENSITIVITY),
     ),
     "masks": Exhibit(
-        "masks found by RigL and RLx2, trained again from the first weights",
-        "Figures 3 and 8, which the paper has as pictures only.",
+        "masks found by RigL and RLx2, retrained from the initial weights",
+        "Figures 3 and 8; the paper gives no numbers.",
         pictures.masks,
     ),
     "tickets": Exhibit(
         "random, winning and dynamic tickets",
-        "Figures 7 and 12, which the paper has as pictures only.",
+        "Figures 7 and 12; the paper gives no numbers.",
         pictures.tickets,
     ),
     "humanoid": Exhibit("Humanoid, two widths", "Table 14 and figure 11.", pictures.humanoid),
     "buffer_trace": Exhibit(
         "buffer length and policy distance",
-        "Figure 4, which the paper has as a picture only.",
+        "Figure 4; the paper gives no numbers.",
         pictures.traces,
     ),
     "mask_figures": Exhibit(
         "what masks become",
-        "Figures 13 and 14, which the paper has as pictures only.",
+        "Figures 13 and 14; the paper gives no numbers.",
         pictures.mask_figures,
     ),
     "flops": Exhibit(
         "parameters and FLOPs",
-        "Tables 2 (left), 5, 6 and 14 (bottom), from the ledger alone: nothing is trained.",
+        "Tables 2 (left), 5, 6 and 14 (bottom), from the ledger, without training.",
         lambda suite: list(ledgers.flops_tables()),
     ),
     "mask_init": Exhibit(
-        "first masks: random or by magnitude",
-        "Not in the paper: its text has random first masks, its code the largest weights.",
+        "initial masks: random or by magnitude",
+        "Not in the paper: its text has random initial masks, its code the largest weights.",
         curve_panels,
     ),
 }

@@ -1,7 +1,7 @@
-"""Figures: one panel each, so that a page can stack them on a narrow screen.
+"""Figures with one panel each, so that a page can stack them on a narrow screen.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; lines differ in dashes
-and markers as well. Legends stand below the axes, where they hide nothing.
+Colours are Okabe and Ito's colour-blind-safe palette; lines also differ in dashes and markers.
+Legends are below the axes, where they hide nothing.
 """
 
 import warnings
@@ -29,13 +29,13 @@ METHODS |= {"rigl mask": 0, "rlx2 mask": 1}
 METHODS |= {"random ticket": 0, "dynamic ticket": 1, "winning ticket": 2}
 WIDTH, HEIGHT, DPI = 4.3, 3.1, 160
 KINDS = ("png", "svg")
-# No date and no version: the same picture is the same file.
+# No date or version, so that files are reproducible.
 _METADATA: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
-    "text.parse_math": False,  # titles and labels hold names from logs
-    "svg.hashsalt": "rlx2_jax",  # the same picture is the same file
+    "text.parse_math": False,  # titles and labels contain names from logs
+    "svg.hashsalt": "rlx2_jax",  # reproducible files
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
@@ -43,7 +43,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """`draw` makes the picture; `key` names its files."""
+    """A figure: `draw` draws it, `key` names its files."""
 
     key: str  # a `markup.slug`
     title: str
@@ -55,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Absent:
-    """Stands where a figure would, and says why there is none."""
+    """A placeholder that explains why a figure is missing."""
 
     title: str
     reason: str
@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 
 def save(figure: Figure, folder: Path, stamp: str = "", kinds: Sequence[str] = KINDS) -> list[Path]:
-    """Writes `<key>.<kind>` of each kind; `stamp`, small in a corner, says what was run."""
+    """Writes `<key>.<kind>` for each kind, with `stamp` in a corner."""
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # in a name
         canvas = figure.draw()
@@ -144,7 +144,7 @@ class Point(NamedTuple):
 def lines(
     series: dict[str, list[Point]], *, title: str, xlabel: str, ylabel: str, level: float | None
 ) -> Canvas:
-    """A line of means with error bars for each name; `level` is a horizontal reference."""
+    """One line of means with error bars per name; `level` is a horizontal reference."""
     canvas, (axes,) = new_canvas(title, list(series))
     styles = styles_of(series)
     for name, points in series.items():
@@ -169,7 +169,7 @@ def lines(
 
 
 def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str) -> Canvas:
-    """A mark for each row, and a bar for its interval where there is one."""
+    """A mark for each row, and a bar for its interval if it has one."""
     height = 1 + 0.3 * len(rows)
     canvas = Canvas(figsize=(WIDTH, height))
     axes = canvas.add_axes((0.2, 0.5 / height, 0.76, 1 - 0.95 / height))
@@ -188,7 +188,7 @@ def intervals(rows: Sequence[tuple[str, float, Interval | None]], *, title: str)
 
 
 def new_canvas(title: str, labels: Sequence[str], rows: int = 1) -> tuple[Canvas, list[Axes]]:
-    """Axes with a title above and room for a legend of these labels below."""
+    """Axes with a title above and room for a legend below."""
     below = 0.55 + 0.2 * -(-len(labels) // _columns(labels))
     height = below + 0.45 + (HEIGHT - 1.1) * (1 if rows == 1 else 1.45)
     canvas = Canvas(figsize=(WIDTH, height))
@@ -217,7 +217,7 @@ def _label(group: Group) -> str:
 
 
 def draw_line(axes: Axes, group: Group, style: Style, logs: list[dict], column: str) -> None:
-    """The mean where all seeds are, its spread, and thin lines for seeds that go on alone."""
+    """The mean and spread where all seeds have data, and thin lines for the remaining seeds."""
     colour, dash, marker = style
     logs = [log for log in logs if log["step"].size]
     if not logs:
@@ -256,7 +256,7 @@ def draw_line(axes: Axes, group: Group, style: Style, logs: list[dict], column: 
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """Colour, dashes and marker: a method's own, for other names those that are left."""
+    """Colour, dashes and marker: fixed for methods, the remaining ones for other names."""
     names = list(names)
     used = {METHODS[n.lower()] for n in names if n.lower() in METHODS}
     free = [i for i in range(len(COLOURS)) if i not in used] or [*range(len(COLOURS))]

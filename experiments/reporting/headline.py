@@ -1,4 +1,4 @@
-"""What the main README shows of the collected results: one table and one figure."""
+"""The results section of the main README: one table and one figure."""
 
 from dataclasses import replace
 from functools import partial
@@ -48,9 +48,9 @@ def text(results: Results, picture: str) -> str:
     note = (
         "TD3 in percent of the dense score, the paper's in brackets. "
         f"{markup.markdown(exhibits.difference(suite))} A score is the mean of the last 30 "
-        "evaluations or of all, where there are fewer."
-        f"{marks} [{PAGE}]({PAGE}) has everything else: returns, intervals, ablations, speed, and "
-        "what does not hold."
+        "evaluations, or of all if there are fewer."
+        f"{marks} [{PAGE}]({PAGE}) has all results: returns, intervals, ablations, speed, and "
+        "limitations."
     )
     return f"{table}\n\n{note}\n\n![{_TITLE}]({picture})"
 
@@ -64,7 +64,7 @@ def _cell(ours: Value | None, paper: Value | None) -> str:
 
 
 def figure(results: Results, key: str) -> Figure | None:
-    """Learning curves of the main table with TD3, a panel a task; None where there are none."""
+    """Learning curves of the main table with TD3, one panel per task; None if there are none."""
     suite = results.suites.get("table2")
     units = _units(suite) if suite else []
     if suite is None or not units:
@@ -78,7 +78,7 @@ def _units(suite: Suite) -> list[Unit]:
 
 
 def _curves(units: list[Unit]) -> Canvas:
-    """Panels in two columns, one legend for all."""
+    """Panels in two columns with a shared legend."""
     rows, columns = -(-len(units) // 2), min(len(units), 2)
     canvas = Canvas(figsize=(4.3 * columns, 2.6 * rows + 0.6), layout="constrained")
     panels = canvas.subplots(rows, columns, squeeze=False).ravel()

@@ -1,4 +1,4 @@
-"""The ledger's tables (appendix C.3): sizes and FLOPs by our accounting, and as printed."""
+"""The ledger's tables (appendix C.3): computed and printed sizes and FLOPs."""
 
 from itertools import pairwise
 from statistics import fmean
@@ -26,7 +26,7 @@ _SAC_NOTE = (
 
 
 def flops_tables() -> list[Table]:
-    """All of them; nothing is trained."""
+    """All ledger tables, without training."""
     return [_table2(), _table5(), _table6(), _table14()]
 
 
@@ -78,7 +78,7 @@ def _ratios(row: dict[str, Any]) -> list[float]:
 
 
 def coefficients(algo: str, quantity: str) -> tuple[float, float]:
-    """(a, c) such that the ledger's quantity is a actor + c critic, from two sizes of networks."""
+    """(a, c) such that the ledger's quantity is a · actor + c · critic, solved from two sizes."""
     heads = {"td3": 1, "sac": 2}[algo]
     left, right = [], []
     for obs, action in ((3, 2), (200, 5)):
@@ -111,7 +111,7 @@ def _table5() -> Table:
             strict=True,
         )
         for ours, printed in both:
-            ours = round(ours, 9) + 0.0  # a solved 0 may be -1e-16
+            ours = round(ours, 9) + 0.0  # 0 may come out as -1e-16
             cells += [ours, float(printed), ours - printed]
         rows.append(tuple(cells))
     columns = [Column("quantity")]
@@ -145,8 +145,9 @@ def _table6() -> Table:
     columns += [Column(x, "wide layers", 5) for x in ("ours", "paper", "difference")]
     columns += [Column(task, "ours, with the task's sizes", 5) for task in tasks]
     notes = (
-        "At the average sparsities. The printed digits come out for an actor and a critic of equal "
-        "FLOPs, the limit of wide layers. Tiny has a whole number of units, so is up to 2 % off.",
+        "At the average sparsities. The printed digits follow for an actor and a critic of equal "
+        "FLOPs, the limit of wide layers. Tiny has an integer number of units, so it is up to 2 % "
+        "off.",
     )
     title = "Table 6: training FLOPs relative to a static sparse run"
     return Table("flops-table6", title, tuple(columns), tuple(rows), notes)

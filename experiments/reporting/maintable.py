@@ -45,7 +45,7 @@ def make(suite: Suite) -> list[Item]:
         draw = partial(figures.intervals, rows, title=title)
         found.append(Figure(key, note, draw) if rows else Absent(title, "no percentages"))
     found += curve_panels(suite)
-    bias = "Q(s, a) − return that followed"
+    bias = "Q(s, a) − subsequent return"
     return found + curve_panels(suite, column="value_bias", ylabel=bias, tag="value error")
 
 

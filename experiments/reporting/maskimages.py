@@ -1,4 +1,4 @@
-"""Pictures of masks: the links themselves, and how many each input has (figures 13 and 14)."""
+"""Pictures of masks: all links, and the number of links per input (figures 13 and 14)."""
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
@@ -7,7 +7,7 @@ from experiments.reporting.figures import COLOURS, WIDTH, add_legend, new_canvas
 
 
 def mask_images(first: np.ndarray | None, last: np.ndarray | None, *, title: str) -> Canvas:
-    """A layer's mask `[in, out]` before and after: black where a link is, a row for each output."""
+    """A layer's mask `[in, out]` before and after: links in black, one row per output."""
     shape = next(m.shape for m in (first, last) if m is not None)
     flat = shape[1] * 4 < shape[0]
     canvas = Canvas(figsize=(WIDTH, 2.4 if flat else 3.2))

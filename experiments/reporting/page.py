@@ -14,7 +14,7 @@ from rlx2_jax.reporting.tables import Table
 def page(
     title: str, sections: list[Section], warnings: list[str], banner: str, figures: Path
 ) -> str:
-    """The whole document; `figures` holds the PNG files."""
+    """The complete document; `figures` is the folder of PNG files."""
     links = [tag("li", tag("a", s.key, href=f"#{_anchor(s)}")) for s in sections]
     top = [tag("h1", title), tag("p", banner, class_="warn")]
     if warnings:

@@ -1,4 +1,4 @@
-"""Panels of curves: one a unit, or several units in one."""
+"""Panels of curves: one per unit, or several units in one."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The paper's tables of percentages, with this run's beside them."""
+"""The paper's tables of percentages, next to this run's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def from_paper(
 
 
 def unit_of(suite: Suite, algo: str, task: str) -> Unit | None:
-    """The unit of a task, where the suite has one."""
+    """The unit of a task, if the suite has one."""
     return next((u for u in suite.units if (u.algo, u.task) == (algo, task)), None)
 
 
@@ -61,7 +61,7 @@ def table(suite: Suite, spec: Percentages) -> Table:
     }
 
     def line(algos: Sequence[str], task: str) -> tuple[Cell, ...]:
-        """A task's row, or an average's, over all tasks of `algos`."""
+        """The row of a task, or of an average over all tasks of `algos`."""
         cells: list[Cell] = []
         whose = algos[0] if len(algos) == 1 else "average"
         for name in names:
@@ -81,7 +81,7 @@ def table(suite: Suite, spec: Percentages) -> Table:
 
 
 def aggregate(suite: Suite, spec: Percentages, key: str, title: str) -> Table:
-    """Over tasks and seeds: mean, IQM and its stratified bootstrap interval, for each lane name."""
+    """Mean, IQM and its stratified bootstrap interval over tasks and seeds, per lane name."""
     rows: list[tuple[Cell, ...]] = []
     many = len(spec.algos) > 1
     groups = [*((a,) for a in spec.algos), *([spec.algos] if many else [])]
@@ -102,14 +102,14 @@ def aggregate(suite: Suite, spec: Percentages, key: str, title: str) -> Table:
     notes = (
         "Percent of dense. IQM: mean of the middle half of all runs; its interval by resampling "
         f"seeds within each task, {stats.REPLICATES} times, with the dense mean held fixed. "
-        "No interval where a task has a single seed.",
+        "No interval if a task has a single seed.",
     )
     columns = (Column("lanes"), *(Column(n) for n in names), Column("paper, mean"))
     return Table(key, title, columns, tuple(rows), notes)
 
 
 def percentages(suite: Suite, algos: Sequence[str], name: str) -> dict[str, list[float]]:
-    """{unit: percentages of its seeds}, for all tasks that have them."""
+    """{unit: percentages of its seeds}, for all tasks with percentages."""
     scale, found = Scale(suite), {}
     for algo in algos:
         for task in TASKS:
@@ -122,13 +122,13 @@ def percentages(suite: Suite, algos: Sequence[str], name: str) -> dict[str, list
 
 
 def whole(suite: Suite, algos: Sequence[str], name: str) -> bool:
-    """Whether all runs of a name that enter percentages, and dense ones, have all their steps."""
+    """Whether all runs of a name, and the dense runs, have completed all steps."""
     units = [unit_of(suite, algo, task) for algo in algos for task in TASKS]
     return all(x.finished for u in units if u for n in (name, "dense") for x in u.named(n))
 
 
 def pooled(strata: Mapping[str, Sequence[float]], tasks: int, whole: bool) -> list[Cell]:
-    """Tasks, runs (marked unless all are whole), mean, spread, IQM and interval."""
+    """Tasks, runs (marked unless all are complete), mean, spread, IQM and interval."""
     values = [x for one in strata.values() for x in one]
     if not values:
         return [f"0 of {tasks}", "0", None, None, None, None]
@@ -157,7 +157,7 @@ def _or(text: str, value: float | None) -> Cell:
 
 
 def scores(suite: Suite) -> Table:
-    """Every group of seeds there is or should be, with all statistics."""
+    """All statistics of every group of seeds, existing or planned."""
     scale = Scale(suite)
     rows: list[tuple[Cell, ...]] = []
     for unit in suite.units:
@@ -203,7 +203,7 @@ def scores(suite: Suite) -> Table:
 
 
 def _groups(unit: Unit) -> list[tuple[str, list, str]]:
-    """(name, lanes, what tells it apart): lanes of one name are one group, or one a sparsity."""
+    """(name, lanes, distinguishing suffix): lanes of one name, split by sparsity."""
     found = []
     for name in unit.names:
         lanes = unit.named(name)
@@ -216,7 +216,7 @@ def _groups(unit: Unit) -> list[tuple[str, list, str]]:
 
 
 def sparsities(unit: Unit, lane: Lane) -> tuple[float, float]:
-    """A lane's actor and critic sparsity; where layers differ, of all links of a network."""
+    """A lane's actor and critic sparsity; overall, if layers differ."""
     obs, action = (int(unit.config.get(k) or 1) for k in ("obs_dim", "action_dim"))
     heads = 2 if unit.algo == "sac" else 1
     nets = {"actor": (obs, *unit.hidden, heads * action), "critic": (obs + action, *unit.hidden, 1)}

@@ -1,4 +1,4 @@
-"""The exhibits that the paper has as figures, and Humanoid's table."""
+"""The paper's figures, and Humanoid's table."""
 
 import re
 from functools import partial
@@ -29,7 +29,7 @@ def toy(suite: Suite) -> list[Item]:
 
 
 def sparsity(suite: Suite) -> list[Item]:
-    """Figure 5: performance against the share of absent links, a line a method."""
+    """Figure 5: performance against sparsity, one line per method."""
     found: list[Item] = []
     rows: list[tuple[Cell, ...]] = []
     names = list(dict.fromkeys(n for u in suite.units for n in u.names if n != "dense"))
@@ -82,7 +82,7 @@ def _levels(
 
 
 def _level_value(unit: Unit, name: str, own: list[Lane], scale: Scale, levels: int) -> Value | None:
-    """A value whose mark for missing seeds counts this sparsity's seeds, not the name's."""
+    """A value whose mark for missing seeds counts the seeds of this sparsity only."""
     value = scale.value(unit, name, own) if own else None
     if value is None:
         return None
@@ -109,7 +109,7 @@ def masks(suite: Suite) -> list[Item]:
 
 
 def tickets(suite: Suite) -> list[Item]:
-    """Figures 7 and 12: reinforcement learning and cloning, a panel each for each task."""
+    """Figures 7 and 12: one panel per task for reinforcement learning and for cloning."""
     found: list[Item] = []
     for task in dict.fromkeys(u.name.rpartition("-")[0] for u in suite.units):
         units = [u for u in suite.units if u.name.rpartition("-")[0] == task]
@@ -125,7 +125,9 @@ def humanoid(suite: Suite) -> list[Item]:
     """Table 14 and figure 11."""
     printed = {(r["hidden"], r["method"]): r for r in paper.load("humanoid")}
     widths = list(dict.fromkeys(width for width, _ in printed))
-    units = {u.name: u for u in suite.units}  # a small budget's layers are narrower than named
+    units = {
+        u.name: u for u in suite.units
+    }  # with a small budget, layers are narrower than the name says
     columns, rows = [Column("method")], []
     for width in widths:
         columns += [Column(x, f"{width} hidden units", spread=True) for x in ("ours", "paper")]
@@ -194,7 +196,7 @@ def _mask_item(
     key = f"mask_figures-{unit.name}-{kind}-{layer.replace('/', '-')}"
     head = f"{unit.env}, seed {seed}: {name}"
     if kind == "mask":
-        text = f"{head}: black where a link is"
+        text = f"{head}: links in black"
         return Figure(key, text, partial(maskimages.mask_images, *pair, title=head))
     text = f"{head}: links from each input dimension"
     return Figure(key, text, partial(maskimages.connections, *pair, title=head))
@@ -207,7 +209,7 @@ def _network(layer: str) -> str:
 
 
 def _masks(path: Path) -> dict[str, np.ndarray]:
-    """{"actor/Dense_0": mask [in, out], ...}; {} where the file is missing or damaged."""
+    """{"actor/Dense_0": mask [in, out], ...}; {} if the file is missing or damaged."""
     try:
         arrays = archive.read(path)
     except ValueError:

@@ -1,10 +1,10 @@
-"""What made the results: units whose formats, versions or commits differ are named."""
+"""The provenance of results: lists units whose formats, versions or commits differ."""
 
 from experiments.reporting.results import Results
 
 
 def differences(results: Results) -> list[str]:
-    """One sentence for each thing that is not the same in all units."""
+    """One sentence for each difference between units."""
     values: dict[str, dict[str, list[str]]] = {}
     for suite in results.suites.values():
         for unit in suite.units:

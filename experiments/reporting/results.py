@@ -1,10 +1,10 @@
 """A directory of sweeps as plain data.
 
-    <logdir>/<suite>/suite.json      what was planned
+    <logdir>/<suite>/suite.json      the plan
     <logdir>/<suite>/<unit>/         a run directory: config.json, evaluations.csv, ...
 
-Nothing raises over a damaged or absent unit: it becomes a warning, and the unit is missing or
-unfinished. All text is `printable`.
+Damaged or absent units never raise: they give a warning and count as missing or unfinished. All
+text is `printable`.
 """
 
 import json
@@ -20,17 +20,17 @@ from rlx2_jax.presets import task_name
 from rlx2_jax.reporting import csvlog
 from rlx2_jax.reporting.markup import printable
 from rlx2_jax.training.evaluate import final_score
-from rlx2_jax.training.run import FORMAT  # suite.json has the same
+from rlx2_jax.training.run import FORMAT  # shared with suite.json
 
 EVALUATIONS = ("lane", "step", "mean_return", "value_bias", "value_spread")
 METRICS = ("lane", "step", "buffer_length", "policy_distance")
 WRONG = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError)
-WITH_METRICS = ("buffer_trace",)  # suites whose exhibits need metrics.csv
-_SHARED = re.compile(r"\.\./(\w+)/(\w[\w.+=-]*)")  # a unit that lives in another suite's directory
+WITH_METRICS = ("buffer_trace",)  # suites whose report needs metrics.csv
+_SHARED = re.compile(r"\.\./(\w+)/(\w[\w.+=-]*)")  # a unit in another suite's directory
 
 
 class ReportError(Exception):
-    """There is nothing to report on; the message says why and what to do."""
+    """There is nothing to report; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Lane:
 
     @cached_property
     def score(self) -> float:
-        """Mean return of the last evaluations after step 0; nan where there is none."""
+        """Mean return of the last evaluations after step 0; nan if there are none."""
         return self._scored[0]
 
     @property
@@ -62,7 +62,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Unit:
-    """One run directory of a suite, or the place where it should be."""
+    """One run directory of a suite, which may be missing."""
 
     name: str
     kind: str  # train, or clone
@@ -76,7 +76,7 @@ class Unit:
     config: dict[str, Any] = field(default_factory=dict)  # the run's Config
     lanes: tuple[Lane, ...] = ()
     provenance: dict[str, str] = field(default_factory=dict)  # format, commit, versions
-    parts: tuple["Unit", ...] = ()  # of a group: the units that it is made of
+    parts: tuple["Unit", ...] = ()  # the units of a group
 
     @property
     def task(self) -> str:
@@ -84,7 +84,7 @@ class Unit:
         return task_name(self.env)
 
     def named(self, name: str) -> list[Lane]:
-        """The lanes of a name that were evaluated at least once after step 0."""
+        """The lanes of a name with at least one evaluation after step 0."""
         return [lane for lane in self.lanes if lane.name == name and lane.evaluations_used]
 
     @property
@@ -104,7 +104,7 @@ class Suite:
 
     @property
     def parts(self) -> list[Unit]:
-        """Every run directory: those of a group one by one."""
+        """All run directories, with groups expanded."""
         return [part for unit in self.units for part in unit.parts or (unit,)]
 
 
@@ -115,9 +115,9 @@ class Results:
 
 
 def load(logdir: Path, known: dict[str, str], only: list[str] | None = None) -> Results:
-    """All suites below `logdir`, in the order of `known` ({name: title}); `only` selects."""
+    """All suites in `logdir`, in the order of `known` ({name: title}); `only` selects some."""
     if not logdir.is_dir():
-        raise ReportError(f"{logdir} is no directory: give --logdir the directory of the sweeps")
+        raise ReportError(f"{logdir} is not a directory: give --logdir the directory of the sweeps")
     for name in ("suite.json", "config.json"):
         if (logdir / name).exists():
             one = "one suite" if name == "suite.json" else "one run"
@@ -130,7 +130,9 @@ def load(logdir: Path, known: dict[str, str], only: list[str] | None = None) -> 
     for name in present:
         if only is None or name in only:
             if name not in known:
-                warnings.append(f"{name} is no suite of the paper's: shown with its scores alone")
+                warnings.append(
+                    f"{name} is not one of the paper's suites: only its scores are shown"
+                )
             suites[name] = _suite(folders[name], known.get(name, name), warnings)
     return Results(suites, warnings)
 
@@ -149,7 +151,7 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
     planned = {str(u.get("name")): u for u in _dicts(plan.get("units"))}
     for strange in [x for x in planned if Path(x).name != x or "\0" in x]:
         warnings.append(
-            f"{name}: suite.json names a unit {strange!r}, which is no directory's name"
+            f"{name}: suite.json names a unit {strange!r}, which is not a directory name"
         )
         del planned[strange]
     found = [p.name for p in sorted(folder.iterdir()) if (p / "config.json").exists()]
@@ -163,7 +165,7 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
         try:
             units.append(_unit(folder, unit, own, read, warnings))
         except WRONG as error:
-            warnings.append(f"{name}/{unit} is not what a run leaves behind ({error!r}): not read")
+            warnings.append(f"{name}/{unit} is not a run directory ({error!r}): not read")
             units.append(
                 Unit(printable(unit), "train", "", "", (), None, "missing", (), folder / unit)
             )
@@ -174,7 +176,7 @@ def _suite(folder: Path, title: str, warnings: list[str]) -> Suite:
 
 
 def _grouped(units: list[Unit], groups: list[str]) -> tuple[Unit, ...]:
-    """Units with those of one group joined."""
+    """Units, with the units of a group joined."""
     members: dict[str, list[Unit]] = {}
     for unit, group in zip(units, groups):
         members.setdefault(group or unit.name, []).append(unit)
@@ -287,7 +289,7 @@ def _kind(config: dict[str, Any]) -> str:
 def _by_lane(
     path: Path, columns: tuple[str, ...], lanes: int, where: str, warnings: list[str]
 ) -> list[dict[str, np.ndarray]]:
-    """A log's columns for each lane, ascending in step, the later of two rows of one step."""
+    """A log's columns for each lane, ascending in step; of repeated steps, the later row counts."""
     log = csvlog.read(path, columns)
     problems = list(log.problems)
     number = log.columns["lane"]
@@ -297,7 +299,7 @@ def _by_lane(
     found = []
     for i in range(lanes):
         rows = np.flatnonzero(number == i)
-        # unique gives the first of equal steps: reversed, that is the last one written.
+        # np.unique keeps the first of equal steps; reversed, that is the last one written.
         _, first = np.unique(log.columns["step"][rows[::-1]], return_index=True)
         kept = rows[::-1][first]
         if kept.size < rows.size:
@@ -325,16 +327,16 @@ def _json(path: Path, where: str, warnings: list[str]) -> dict[str, Any] | None:
         warnings.append(f"{where}: {path.name} is missing")
         return None
     except (ValueError, RecursionError) as error:
-        warnings.append(f"{where}: {path.name} is no whole JSON file ({error}): not read")
+        warnings.append(f"{where}: {path.name} is not valid JSON ({error}): not read")
         return None
     if not isinstance(value, dict):
-        warnings.append(f"{where}: {path.name} holds no object: not read")
+        warnings.append(f"{where}: {path.name} is not a JSON object: not read")
         return None
     return value
 
 
 def _printable(value: Any) -> Any:
-    """A JSON value, its texts printable."""
+    """A JSON value with printable strings."""
     if isinstance(value, dict):
         return {printable(k): _printable(v) for k, v in value.items()}
     return printable(value) if isinstance(value, str | list) else value

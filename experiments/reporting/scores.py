@@ -1,4 +1,4 @@
-"""Scores of lanes, in percent of the dense lanes of the same task where there are any."""
+"""Scores of lanes, in percent of the dense lanes of the same task if there are any."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ LABELS = {
 
 
 def label(name: str) -> str:
-    """A lane's name as the paper writes it."""
+    """A lane's name in the paper's spelling."""
     return LABELS.get(name, name)
 
 
@@ -40,7 +40,7 @@ class Scale:
         return found
 
     def dense(self, unit: Unit) -> float | None:
-        """What is 100 %; None without a finite, positive dense score."""
+        """The score that is 100 %; None without a finite, positive dense score."""
         lanes = self._dense.get(_key(unit), [])
         if not lanes:
             return None
@@ -54,7 +54,7 @@ class Scale:
             return f"{unit.name}: the dense lane is missing"
         if self.dense(unit) is None:
             mean = fmean(lane.score for lane in lanes)
-            return f"{unit.name}: the dense score is {mean:.1f}, a percentage of it would mislead"
+            return f"{unit.name}: the dense score is {mean:.1f}, so percentages would be misleading"
         return None
 
     def percent(self, unit: Unit, lanes: Sequence[Lane]) -> list[float] | None:
@@ -65,14 +65,14 @@ class Scale:
     def value(
         self, unit: Unit | None, name: str, lanes: Sequence[Lane] | None = None
     ) -> Value | None:
-        """Mean over the seeds of a name, in percent (or raw, and marked so); None: missing."""
+        """Mean over the seeds of a name, in percent (or raw and marked); None if missing."""
         if unit is None:
             return None
         lanes = unit.named(name) if lanes is None else lanes
         if not lanes:
             return None
         percent = self.percent(unit, lanes)
-        # A score so far divided by a whole one, or a whole one by one so far: both are marked.
+        # Mark the value if either the score or the dense score is incomplete.
         used = [*lanes, *(self._dense[_key(unit)] if percent is not None else [])]
         marks = "†" * (not all(lane.finished for lane in used))
         few = len(lanes) < planned(unit, name)
@@ -87,7 +87,7 @@ def raw(lanes: Sequence[Lane], marks: str = "") -> Value:
 
 
 def returns(unit: Unit | None, name: str) -> Value | None:
-    """Mean return over the seeds of a name, where returns are what the paper has."""
+    """Mean return over the seeds of a name, for tables of returns."""
     lanes = unit.named(name) if unit else []
     if unit is None or not lanes:
         return None
@@ -96,12 +96,12 @@ def returns(unit: Unit | None, name: str) -> Value | None:
 
 
 def planned(unit: Unit, name: str) -> int:
-    """How many seeds of a name there should be."""
+    """The planned number of seeds of a name."""
     return sum(n == name for n, _ in unit.planned)
 
 
 def average(values: Iterable[Value | None]) -> Value | None:
-    """The mean over tasks of those in percent; says over how many, where some are missing."""
+    """The mean over tasks in percent; notes the number of tasks if some are missing."""
     given = list(values)
     usable = [v for v in given if v is not None and "‡" not in v.marks]
     if not usable:

@@ -20,9 +20,9 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def iqm(values: Sequence[float]) -> float:
-    """The interquartile mean: ⌊n / 4⌋ values are cut off at either end, the others averaged.
+    """The interquartile mean: the average without ⌊n / 4⌋ values at either end.
 
-    As in "Deep RL at the edge of the statistical precipice" (Agarwal et al., 2021); of fewer than
+    As in "Deep RL at the edge of the statistical precipice" (Agarwal et al., 2021); for fewer than
     four values it is the mean.
     """
     return float(trim_mean(np.asarray(values, float), 0.25))
@@ -35,10 +35,10 @@ def bootstrap(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Interval | None:
-    """A percentile interval of the IQM over all values; seeds are resampled within each task.
+    """A percentile interval of the IQM over all values; resamples seeds within each task.
 
-    `strata` has a task's values, one a seed. None where a task has fewer than two: its spread is
-    then unknown and an interval would be too narrow.
+    `strata`: a task's values, one per seed. None if a task has fewer than two: its spread is then
+    unknown, and the interval would be too narrow.
     """
     if not strata or min(len(values) for values in strata.values()) < 2:
         return None
@@ -46,7 +46,7 @@ def bootstrap(
 
 
 class Difference(NamedTuple):
-    """How much one method is ahead of another."""
+    """The difference between two methods."""
 
     mean: float  # of the means over tasks
     mean_interval: Interval | None
@@ -61,10 +61,10 @@ def difference(
     confidence: float = 0.95,
     replicates: int = REPLICATES,
 ) -> Difference | None:
-    """`ours` minus `theirs` over the tasks that both have; None where there is none.
+    """`ours` minus `theirs` over the tasks that both have; None without such tasks.
 
-    The seeds of both are resampled within each task, independently. No interval where a task has
-    a single seed.
+    Resamples the seeds of both independently within each task. No interval if a task has a single
+    seed.
     """
     tasks = [task for task in ours if task in theirs]
     if not tasks:
@@ -84,7 +84,7 @@ def difference(
 def _resampled(
     strata: Mapping[str, Sequence[float]], replicates: int, seed: int
 ) -> list[np.ndarray]:
-    """For each task `[replicates, seeds]`, drawn with replacement."""
+    """Resampled values `[replicates, seeds]` of each task."""
     rng = np.random.default_rng(seed)
     given = [np.asarray(values, float) for _, values in sorted(strata.items())]
     return [x[rng.integers(x.size, size=(replicates, x.size))] for x in given]

@@ -15,12 +15,12 @@ from rlx2_jax.reporting.markup import printable, slug
 from rlx2_jax.reporting.tables import Cell, Column, Table
 from rlx2_jax.training import heartbeat
 
-TITLE = "rlx2_jax beside the paper"
+TITLE = "rlx2_jax compared to the paper"
 
 
 def write(results: Results, out: Path, kinds: Sequence[str] = figures.KINDS) -> list[str]:
-    """Writes everything below `out`, figures of all `kinds`; returns the warnings that the report
-    shows. Without PNG there is no page."""
+    """Writes the report to `out`, with figures of all `kinds`; returns the warnings that the report
+    shows. The HTML page needs PNG figures."""
     warnings = [*results.warnings, *provenance.differences(results)]
     trained = [suite for name, suite in results.suites.items() if name != "flops"]
     sections = [_overview(trained)] if trained else []
@@ -38,10 +38,10 @@ def write(results: Results, out: Path, kinds: Sequence[str] = figures.KINDS) -> 
 
 
 def _section(suite: Suite, warnings: list[str]) -> Section:
-    """A suite's section; one whose files hold something else than a sweep's is a warning."""
+    """A suite's section; invalid files give a warning instead."""
     try:
         return exhibits.section(suite)
-    except Exception as error:  # files from elsewhere: anything may be of a wrong type
+    except Exception as error:  # untrusted files may have any types
         problem = f"{suite.name} cannot be shown: {printable(repr(error))}"
         warnings.append(problem)
         return Section(suite.name, f"{suite.name}: {suite.title}", (problem,))
@@ -50,7 +50,7 @@ def _section(suite: Suite, warnings: list[str]) -> Section:
 def _with_files(
     section: Section, out: Path, keys: set[str], warnings: list[str], kinds: Sequence[str]
 ) -> Section:
-    """The section, its figures and tables written; `keys` are the names in use."""
+    """Writes the figures and tables of a section; `keys` are the names in use."""
     key = _unused(section.key, keys, "suite-")
     items: list[Item] = []
     for item in section.items:
@@ -63,7 +63,7 @@ def _with_files(
                 figures.save(item, out / "figures", section.stamp, kinds)
             except OSError:
                 raise
-            except Exception as error:  # numbers from elsewhere
+            except Exception as error:  # untrusted numbers
                 warnings.append(f"{item.title}: cannot be drawn: {printable(repr(error))}")
                 item = Absent(item.title, "it cannot be drawn")
         items.append(item)
@@ -71,7 +71,7 @@ def _with_files(
 
 
 def _unused(key: str, keys: set[str], prefix: str = "") -> str:
-    """`key`, with a number where it is in use."""
+    """`key`, with a number appended if it is in use."""
     found, n = key, 1
     while slug(prefix + found) in keys:
         n += 1
@@ -81,7 +81,7 @@ def _unused(key: str, keys: set[str], prefix: str = "") -> str:
 
 
 def _clear(out: Path) -> None:
-    """Makes the folders; removes what an earlier report left there, and nothing else."""
+    """Creates the folders and removes only files of an earlier report."""
     for name, kinds in (("figures", (".png", ".svg")), ("tables", (".csv",))):
         (out / name).mkdir(parents=True, exist_ok=True)
         before = out / "report.md"
@@ -92,9 +92,9 @@ def _clear(out: Path) -> None:
 
 
 def banner(suites: list[Suite]) -> str:
-    """One sentence on what these numbers are worth."""
+    """One sentence about the scope of the results."""
     if not suites:
-        return "Nothing was trained: only the ledger, which needs no run, is reported."
+        return "No training results: only the ledger, which needs no runs, is reported."
     share = min(exhibits.fraction(s) or 0.0 for s in suites)
     counts = [
         len({lane.seed for lane in u.named(n)}) for s in suites for u in s.units for n in u.names
@@ -141,7 +141,7 @@ def _overview(suites: list[Suite]) -> Section:
 
 
 def _status(suites: list[Suite]) -> list[Table]:
-    """Which units wait, run and failed; nothing for results that were collected from a sweep."""
+    """The states of units; empty for collected results."""
     places = {
         unit.directory.resolve(): f"{suite.name}/{unit.name}"
         for suite in reversed(suites)

@@ -1,4 +1,4 @@
-"""The catalogue: one suite per table or figure of the paper, and a few of our own."""
+"""The catalogue: one suite per table or figure of the paper, and a few more."""
 
 from experiments.suites import (
     buffer,
@@ -42,8 +42,7 @@ def find(names: list[str]) -> list[Suite]:
 
 
 def units(suite: Suite, budget: Budget) -> list[Unit]:
-    """A suite's units with the budget's overrides; those that the main table has as well live in
-    its directory."""
+    """A suite's units with the budget's overrides; units of the main table use its directory."""
     found = overridden(suite, budget)
     if suite.name == table2.SUITE.name:
         return found

@@ -1,8 +1,8 @@
-"""What a suite is made of: budgets, units, and how the paper's schedule scales.
+"""Building blocks of suites: budgets, units, and the scaling of the paper's schedule.
 
 A unit is one run directory: resumable, small enough to finish in hours, usually all seeds of one
 variant on one task (or one seed of a dense variant). Units of one `group` are shown together. A
-unit may need others of its suite, whose masks, weights or experts it begins with.
+unit may depend on others in its suite, to use their masks, weights or experts.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ Variant = tuple[str, str, dict[str, Any]]
 STEPS, SEEDS = 3_000_000, 8  # of the paper's runs
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")
 NEVER = 2**31 - 1  # an interval that no run reaches
-VERSIONS = ("v3", "v4", "v5")  # of the tasks; the paper's is the first
-_OWN_VERSIONS = {("InvertedPendulum", "v3"): "v2"}  # never had a v3
-# Settings that count steps and scale with the budget, and the least that they become.
+VERSIONS = ("v3", "v4", "v5")  # of tasks, the paper's first
+_OWN_VERSIONS = {("InvertedPendulum", "v3"): "v2"}  # there is no v3
+# Settings that count steps and scale with the budget, and their lower bounds.
 LEAST = {
     "t0": 0,
     "t_end": 1,
@@ -39,25 +39,25 @@ LEAST = {
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much of the paper's experiment is run."""
+    """The scale of the experiments relative to the paper."""
 
     name: str
-    fraction: float  # of the paper's steps and of everything that counts steps
+    fraction: float  # of the paper's steps, and of all settings that count steps
     seeds: int = SEEDS
     first_seed: int = 0
-    tasks: int = len(TASKS)  # how many of a suite's tasks
+    tasks: int = len(TASKS)  # number of tasks per suite
     version: str = "v5"
-    narrower: int = 1  # hidden layers have this many times fewer units
+    narrower: int = 1  # factor by which hidden layers are narrower
     batch_size: int = 256
     episodes: int = 10
-    evaluations: int = 600  # over the whole run; the paper has one every 5000 steps
+    evaluations: int = 600  # per run; the paper has one every 5000 steps
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    clone_episodes: int = 20  # of the expert, for behaviour cloning
-    # Settings of all units by the names of flags, in the paper's units (`suites.overrides`).
+    clone_episodes: int = 20  # expert episodes for behaviour cloning
+    # Settings of all units by flag name, in the paper's units (see `suites.overrides`).
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def steps(self, paper: float) -> int:
-        """A number of steps of the paper's schedule at this budget, at least 1."""
+        """Scales a number of steps of the paper's schedule to this budget; at least 1."""
         return max(1, round(paper * self.fraction))
 
     def env(self, task: str) -> str:
@@ -68,7 +68,7 @@ class Budget:
 
 
 BUDGETS = {
-    # Minutes for the whole catalogue: shows that everything runs, says nothing about learning.
+    # Minutes for the whole catalogue: tests that everything runs, but not learning.
     "smoke": Budget(
         "smoke",
         1e-4,
@@ -92,7 +92,7 @@ class Unit:
 
     Attributes:
       kind: `train`, or `clone` for behaviour cloning of an expert (see `cloning`).
-      needs: units of the same suite that must be finished before.
+      needs: units of the same suite that must finish first.
       group: units of one group appear as one in reports.
       home: the suite that holds the unit's directory, if another suite trains the same lanes.
       home_name: the unit's name there.
@@ -109,7 +109,7 @@ class Unit:
 
     @property
     def directory(self) -> str:
-        """Where the unit is kept, relative to its suite."""
+        """The unit's directory, relative to its suite."""
         return f"../{self.home}/{self.home_name}" if self.home else self.name
 
 
@@ -159,7 +159,7 @@ def lane(budget: Budget, method: str, seed: int, **fields: Any) -> Lane:
 
 
 def scaled(budget: Budget, name: str, value: float) -> int:
-    """A setting of `LEAST` in the paper's steps, at this budget."""
+    """A setting of `LEAST`, scaled from the paper's steps to this budget."""
     return NEVER if value >= NEVER else max(LEAST[name], round(value * budget.fraction))
 
 
@@ -178,7 +178,7 @@ def sparsities(task: str, algo: str = "td3") -> dict[str, float]:
 
 
 def tasks(budget: Budget, names: Sequence[str] = TASKS) -> Sequence[str]:
-    """The tasks of a suite that a budget has; the smallest first where it has fewer."""
+    """The tasks of a suite at this budget; if fewer, the smallest ones."""
     if budget.tasks >= len(names):
         return names
     order = ("Hopper", "Walker2d", "HalfCheetah", "Ant")
@@ -192,9 +192,8 @@ def unit_name(task: str, algo: str = "td3") -> str:
 def variant_units(
     group: str, settings: Settings, budget: Budget, variants: Sequence[Variant], **common: Any
 ) -> list[Unit]:
-    """One group: a unit for each variant, with all its seeds; several variants of one name make
-    one unit. Dense lanes are slow, and a program gains little from having several of them: each
-    seed is a unit."""
+    """One group: a unit per variant with all its seeds; variants of the same name share a unit.
+    Dense lanes are slow and hardly profit from sharing a program, so each seed is a unit."""
     named: dict[str, list[Variant]] = {}
     for variant in variants:
         named.setdefault(variant[0], []).append(variant)
@@ -233,12 +232,12 @@ def task_units(budget: Budget, variants: Sequence[Variant], algo: str = "td3") -
 
 
 def slug(name: str) -> str:
-    """A lane's name as a part of a directory's."""
+    """A lane's name as part of a directory name."""
     return re.sub(r"[^a-z0-9.+=-]+", "-", name.lower().replace("*", "star")).strip("-")
 
 
 def share(units: Sequence[Unit], suite: str, others: Sequence[Unit]) -> list[Unit]:
-    """Units that `suite` trains as well, with equal settings and lanes, live there."""
+    """Moves units that `suite` also trains, with equal settings and lanes, to its directory."""
     homes = {_meaning(unit): unit.name for unit in others}
     found = []
     for unit in units:
@@ -248,7 +247,7 @@ def share(units: Sequence[Unit], suite: str, others: Sequence[Unit]) -> list[Uni
 
 
 def _meaning(unit: Unit) -> str:
-    """Equal for units that train the same: defaults filled in, names of lanes left out."""
+    """A key that is equal for equal units: with defaults filled in and without lane names."""
 
     def filled(lane: Lane) -> dict[str, Any]:
         given = {k: v for k, v in dataclasses.asdict(lane).items() if v is not None}
@@ -259,7 +258,7 @@ def _meaning(unit: Unit) -> str:
 
 
 def components(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Units that need each other, together and in an order in which they can run."""
+    """Groups of units that depend on each other, in an order in which they can run."""
     groups: list[list[Unit]] = []
     for unit in units:
         joined = [g for g in groups if any(u.name in unit.needs for u in g)]
@@ -268,6 +267,6 @@ def components(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def shard(units: Sequence[Unit], index: int, count: int) -> list[Unit]:
-    """Part `index` (from 0) of `count`; units that need each other stay together."""
+    """Part `index` (from 0) of `count`; units that depend on each other stay together."""
     groups = components(units)
     return [unit for i, group in enumerate(groups) if i % count == index for unit in group]

@@ -1,4 +1,4 @@
-"""First masks: random links, or the largest of the random weights. Not in the paper."""
+"""Initial masks: random links, or the largest of the random weights. Not in the paper."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ TASK, METHODS = "Hopper", ("rlx2", "ss")
 
 
 def units(budget: base.Budget) -> list[base.Unit]:
-    """RLx2 and static sparse lanes with each kind of first mask, twice the budget's seeds."""
+    """RLx2 and static sparse lanes with each kind of initial mask and twice the budget's seeds."""
     group, plain = base.unit_name(TASK), base.settings(budget, TASK)
     found = []
     for init in masks.INITS:
@@ -26,4 +26,4 @@ def units(budget: base.Budget) -> list[base.Unit]:
     return found
 
 
-SUITE = base.Suite("mask_init", "First masks: random or by magnitude", units)
+SUITE = base.Suite("mask_init", "Initial masks: random or by magnitude", units)

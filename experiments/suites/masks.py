@@ -8,8 +8,7 @@ FINDERS = ("rigl", "rlx2")
 def units(budget: base.Budget) -> list[base.Unit]:
     """A search, then training with its final masks and its initial weights.
 
-    The retrained lanes have everything of RLx2 but evolution, whoever found their mask, so that
-    nothing but the mask differs.
+    All retrained lanes use RLx2 without mask evolution, so only their masks differ.
     """
     found = []
     for task in base.tasks(budget):

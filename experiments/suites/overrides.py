@@ -1,7 +1,7 @@
-"""Settings given for a whole sweep, over those of its suites.
+"""Settings for a whole sweep, which override those of its suites.
 
-`Budget.overrides` holds them by the names of flags, in the paper's units. What a suite varies
-itself cannot be given, and what a method decides (static masks, 1-step targets) stays the method's.
+`Budget.overrides` holds them by flag name, in the paper's units. Settings that a suite varies
+cannot be overridden, and settings that define a method (static masks, 1-step targets) are kept.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rlx2_jax.training.settings import SettingError, Settings
 
 
 def overridden(suite: Suite, budget: Budget) -> list[Unit]:
-    """The units of a suite with the settings that were given in place of its own."""
+    """The units of a suite with overridden settings."""
     units, given = suite.units(budget), budget.overrides
     if not given:
         return units
@@ -27,14 +27,14 @@ def overridden(suite: Suite, budget: Budget) -> list[Unit]:
     if wrong := [name for name in given if name in fixed]:
         flags = ", ".join(f"--{name}" for name in wrong)
         raise SettingError(
-            f"{flags}: suite {suite.name} varies {', '.join(wrong)} itself; leave out the flag, or "
+            f"{flags}: suite {suite.name} varies {', '.join(wrong)} itself; omit the flag, or "
             f"the suite"
         )
     return [_change(suite, unit, budget, fixed) for unit in units]
 
 
 def varied(units: Sequence[Unit]) -> set[str]:
-    """Settings that differ between runs of one task, or lanes of one method of such a run."""
+    """Settings that differ between runs of one task, or between lanes of one method in a run."""
     seen: dict[tuple[str, ...], set[str]] = {}
     for unit in units:
         settings = unit.settings
@@ -58,8 +58,8 @@ def _change(suite: Suite, unit: Unit, budget: Budget, fixed: set[str]) -> Unit:
     settings = _settings(unit.settings, budget, fixed)
     if unit.kind == "clone" and settings.env_backend in envs.DEVICE_BACKENDS:
         raise SettingError(
-            f"--env_backend={settings.env_backend}: suite {suite.name} clones behaviour, which "
-            f"needs one of {envs.HOST_BACKENDS}"
+            f"--env_backend={settings.env_backend}: suite {suite.name} uses behaviour cloning, "
+            f"which needs one of {envs.HOST_BACKENDS}"
         )
     lanes = tuple(_lane(lane, settings, budget, fixed, unit.kind) for lane in unit.lanes)
     return dataclasses.replace(unit, settings=settings, lanes=lanes)
@@ -72,7 +72,7 @@ def _settings(settings: Settings, budget: Budget, fixed: set[str]) -> Settings:
     if "hidden" in fields:
         fields["hidden"] = tuple(fields["hidden"])
     new = dataclasses.replace(settings, **fields)
-    # A suite that varies a choice has its default where it names none, whatever the preset.
+    # If a suite varies a choice, units that do not set it use the default, not the preset.
     defaults = {name: option.default for name, option in CHOICES.items()}
     pinned = {name: value for name, value in defaults.items() if name in fixed}
     chosen = {**pinned, **settings.choices, **lane_product.choices(given)}

@@ -18,7 +18,7 @@ EXTREMES = {
 
 
 def units(budget: base.Budget) -> list[base.Unit]:
-    """A unit for each value of each of the five."""
+    """A unit for each value of each parameter."""
     variants = [("dense", "dense", {}), ("default", "rlx2", {})]
     variants += [(name, "rlx2", fields) for name, fields in EXTREMES.items()]
     variants += [

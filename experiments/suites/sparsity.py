@@ -3,7 +3,7 @@
 from experiments.suites import base
 
 METHODS = ("tiny", "ss", "set", "rigl", "rlx2")
-LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of actor and critic alike
+LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of both actor and critic
 
 
 def units(budget: base.Budget) -> list[base.Unit]:

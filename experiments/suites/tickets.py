@@ -5,7 +5,7 @@ from experiments.suites import base
 
 
 def sparsities(task: str) -> dict[str, float]:
-    """The captions' sparsities; Ant has the main table's."""
+    """The sparsities in the captions; for Ant, those of the main table."""
     for row in paper.load("ticket_sparsities"):
         if row["env"] == task:
             return {k: float(row[k]) for k in ("actor_sparsity", "critic_sparsity")}

@@ -6,7 +6,7 @@ METHODS = ("dense", "rlx2-tiny", "rlx2-ss", "rlx2-set", "rlx2")
 
 
 def units(budget: base.Budget) -> list[base.Unit]:
-    """The ablation keeps multi-step targets and the dynamic buffer, whatever the topology."""
+    """The ablation keeps multi-step targets and the dynamic buffer for every topology."""
     return base.task_units(budget, [(m, m, {}) for m in METHODS])
 
 

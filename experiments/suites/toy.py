@@ -7,7 +7,7 @@ SPARSITY = {"actor_sparsity": 0.9, "critic_sparsity": 0.85}
 
 
 def units(budget: base.Budget) -> list[base.Unit]:
-    """The dense lanes are the experts: RigL+Q* of a seed follows the dense critic of that seed."""
+    """The dense lanes are the experts: RigL+Q* uses the dense critic of the same seed."""
     settings, group = base.settings(budget, TASK), "inverted-pendulum"
     variants = [(m, m, {}) for m in ("dense", "ss", "rigl", "rlx2")]
     guided = tuple(

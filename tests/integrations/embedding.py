@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def row(group: str, name: str, use: str) -> Callable[[Any], Any]:
-    """Enters a test into the table."""
+    """Adds a test to the table."""
 
     def enter(test: Any) -> Any:
         test.rows = [Row(group, name, use, f"{test.__module__}.py::{test.__name__}")]
@@ -36,7 +36,7 @@ def row(group: str, name: str, use: str) -> Callable[[Any], Any]:
 
 
 def rows(group: str, uses: dict[str, str]) -> Callable[[Any], Any]:
-    """Enters a test that has one parameter per row, its code."""
+    """Adds a test with one parameter per row, whose code is the row's."""
 
     def enter(test: Any) -> Any:
         where = f"{test.__module__}.py::{test.__name__}"
@@ -76,7 +76,7 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 
 
 def fit(tx: Any, params: Any, of: Callable[..., Any], steps: int = STEPS) -> tuple[Any, Any, Any]:
-    """Parameters, state and losses of a training run that begins on the mask."""
+    """Parameters, state and losses of a training run from masked parameters."""
 
     def step(carry: Any, _: None) -> Any:
         params, state = carry
@@ -91,8 +91,8 @@ def fit(tx: Any, params: Any, of: Callable[..., Any], steps: int = STEPS) -> tup
 
 
 def check_links(params: Any, state: Any, sparsity: Any = SPARSITY) -> None:
-    """Every member of every sparse leaf has exactly its Erdős–Rényi share, and nothing else is
-    nonzero; leaves that are not sparse are whole."""
+    """Every member of every sparse leaf has exactly its Erdős–Rényi share, and all other
+    entries are zero; other leaves are dense."""
     found = leaves.describe(params)
     chosen = [leaf for leaf in found if leaf.sparse]
     assert chosen

@@ -76,7 +76,7 @@ class Ensemble(nn.Module):
         return nn.vmap(Mlp, **many)()(x)
 
 
-@row("Libraries", "Flax Linen, `nn.vmap`", "every member has its own exact number of links")
+@row("Libraries", "Flax Linen, `nn.vmap`", "every member has its exact number of links")
 def test_linen_vmap():
     x, y = task()
     model = Ensemble()
@@ -197,7 +197,7 @@ def test_nnx():
     check_learned(losses)
 
 
-@row("Libraries", "Flax NNX, `nnx.vmap`", "every member has its own exact number of links")
+@row("Libraries", "Flax NNX, `nnx.vmap`", "every member has its exact number of links")
 def test_nnx_ensemble():
     x, y = task()
     make = nnx.vmap(lambda key: nnx.Linear(12, 3, rngs=nnx.Rngs(key)))
@@ -276,7 +276,7 @@ def test_haiku():
     check_learned(losses)
 
 
-@row("Libraries", "Haiku, `jax.vmap` of `init`", "every member has its own exact number of links")
+@row("Libraries", "Haiku, `jax.vmap` of `init`", "every member has its exact number of links")
 def test_haiku_ensemble():
     hk = pytest.importorskip("haiku")
     x, y = task()

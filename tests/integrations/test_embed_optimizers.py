@@ -22,7 +22,7 @@ import rlx2_jax as rlx2
 
 pytestmark = pytest.mark.fast
 
-# What the table shows is what runs here: `sparsify` is `rlx2.sparsify` with a sparsity and a plan.
+# The table shows the code below, where `sparsify` is `rlx2.sparsify` with sparsity and schedule.
 OPTIMIZERS = {
     "Adam": "sparsify(optax.adam(1e-2))",
     "AdamW, clipping, schedule": "sparsify(optax.chain(optax.clip_by_global_norm(1.0), "
@@ -68,7 +68,7 @@ def test_optimizer(name):
     check_links(trained, state)
     check_moved(tx.init(params), state)
     check_learned(losses)
-    if name == "schedule-free":  # its average, which is what one evaluates
+    if name == "schedule-free":  # evaluate its average
         (inner,) = [s for s in jax.tree.leaves(state, is_leaf=is_free) if is_free(s)]
         average = optax.contrib.schedule_free_eval_params(inner, trained)
         check_links(rlx2.mask(average, state), state)

@@ -105,7 +105,7 @@ def test_sbx_td3():
 
         @staticmethod
         @jax.jit
-        def update_actor(*args: Any) -> Any:  # after soft_update, and may change masks
+        def update_actor(*args: Any) -> Any:  # runs after soft_update and may change masks
             actor_state, *rest = sbx.TD3.update_actor(*args)
             return masked(actor_state), *rest
 

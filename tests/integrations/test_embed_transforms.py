@@ -64,7 +64,7 @@ def test_scan(trained):
     check_links(params, state)
 
 
-@row("Transformations", "`vmap` over seeds", "each run as it is alone, with its own masks")
+@row("Transformations", "`vmap` over seeds", "each run equals a single run, with its own masks")
 def test_vmap():
     tx = sparse_adam()
     seeds = jax.vmap(network)(jax.random.split(jax.random.key(0), 2))
@@ -108,7 +108,7 @@ def test_donation(trained):
 
 
 def two_devices(mode: str) -> None:
-    """In a process of its own: the number of devices is fixed when JAX starts."""
+    """In a subprocess, because the number of devices is fixed when JAX starts."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
@@ -122,12 +122,12 @@ def two_devices(mode: str) -> None:
     assert found.stdout.split() == ["exact"]
 
 
-@row("Transformations", "`pmap`", "gradients averaged over two devices; masks stay equal")
+@row("Transformations", "`pmap`", "gradients averaged over two devices; masks stay in sync")
 def test_pmap():
     two_devices("pmap")
 
 
-@row("Transformations", "`shard_map`", "gradients averaged over two devices; masks stay equal")
+@row("Transformations", "`shard_map`", "gradients averaged over two devices; masks stay in sync")
 def test_shard_map():
     two_devices("shard_map")
 
@@ -138,7 +138,7 @@ def test_explicit_mesh():
 
 
 def continues(tx: Any, saved: Any, restored: Any) -> None:
-    """A restored state is the same, and trains on as the saved one does."""
+    """A restored state equals the saved one and trains identically."""
     jax.tree.map(np.testing.assert_array_equal, restored, saved)
     one = jax.jit(step(tx))
     carry, other = saved, jax.tree.map(jnp.asarray, restored)

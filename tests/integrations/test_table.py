@@ -1,4 +1,4 @@
-"""The table of integrations in the documentation is the one that the tests make."""
+"""The table of integrations in the documentation matches the tests."""
 
 import importlib.util
 from pathlib import Path
