@@ -1,8 +1,7 @@
 """Draws the package's import graph into docs/architecture.md: python docs/draw_imports.py
 
-Every import counts, also those inside functions and under `TYPE_CHECKING`, so none can hide a
-cycle. tests/test_architecture.py checks that the page is up to date and that imports follow
-`LAYERS`.
+Includes imports inside functions and under `TYPE_CHECKING`, so that none can hide a cycle.
+tests/test_architecture.py checks that the page is up to date and that imports follow `LAYERS`.
 """
 
 import ast
@@ -42,7 +41,7 @@ def modules() -> dict[str, Path]:
 
 
 def graph() -> Graph:
-    """What each module imports, of the modules here."""
+    """The imports of each module, restricted to this repository."""
     known = modules()
     return {name: _imports(ast.parse(path.read_text()), known) for name, path in known.items()}
 
@@ -68,7 +67,7 @@ def unit(module: str) -> str:
 
 
 def units(modules: Graph) -> Graph:
-    """The graph of the names in `LAYERS`."""
+    """The import graph of the units in `LAYERS`."""
     found: Graph = {}
     for module, imported in modules.items():
         found.setdefault(unit(module), set()).update(unit(x) for x in imported)
@@ -76,7 +75,7 @@ def units(modules: Graph) -> Graph:
 
 
 def cycle(graph: Graph) -> list[str]:
-    """Modules that import each other in a circle, if there are any."""
+    """The modules of an import cycle, if there is one."""
     done: set[str] = set()
 
     def search(name: str, path: list[str]) -> list[str]:
@@ -98,7 +97,7 @@ def _reachable(graph: Graph, name: str) -> set[str]:
 
 
 def draw() -> str:
-    """The graph as Mermaid, without arrows that follow from others, and a table of all imports."""
+    """The graph as Mermaid, without transitive arrows, and a table of all imports."""
     found = units(graph())
     lines = ["```mermaid", "flowchart TD"]
     for number, layer in enumerate(LAYERS):
@@ -115,7 +114,7 @@ def draw() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the graph of today."""
+    """The page with the current graph."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{draw()}\n{END}{rest.split(END)[1]}"
 

@@ -12,7 +12,7 @@ _GROUPS = ["Libraries", "RL libraries", "Optimizers", "Transformations", "Files"
 
 
 def table() -> str:
-    """A section per group, a line per test that the tests enter into the table."""
+    """A section per group, with one line per registered test."""
     sys.path.insert(0, str(TESTS))
     found: list[Any] = []
     for path in sorted(TESTS.glob("test_embed_*.py")):
@@ -29,7 +29,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with its table as the tests have it."""
+    """The page with the current table."""
     text = PAGE.read_text()
     before, rest = text.split(_BEGIN)
     return f"{before}{_BEGIN}\n{table()}\n{_END}{rest.split(_END)[1]}"

@@ -6,11 +6,11 @@ from rlx2_jax.training.metrics import METRICS
 
 PAGE = Path(__file__).with_name("metrics.md")
 _TITLES = {
-    "run": "Columns of every row, and of the ledger",
-    "lane": "Of a lane, in `metrics.csv`",
-    "update": "Of its last update, in `metrics.csv`",
-    "network": "Of each network, in `metrics.csv`: `actor_...`, `critic_...`",
-    "evaluation": "Of an evaluation, in `evaluations.csv`",
+    "run": "Columns of every row",
+    "lane": "Lane metrics, in `metrics.csv`",
+    "update": "Metrics of the last update, in `metrics.csv`",
+    "network": "Network metrics, in `metrics.csv`: `actor_...`, `critic_...`",
+    "evaluation": "Evaluation metrics, in `evaluations.csv`",
 }
 
 
@@ -19,8 +19,9 @@ def page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Everything that a run reports, from the table in `rlx2_jax/training/metrics.py`.",
-        "TensorBoard has those with a tag, as `lane/name`. `rlx2.register_metric` adds one.",
+        "All metrics of a run, from the table in `rlx2_jax/training/metrics.py`.",
+        "Those with a tag are also in TensorBoard, as `lane/name`.",
+        "`rlx2.register_metric` adds one.",
     ]
     for scope, title in _TITLES.items():
         lines += ["", f"## {title}", "| name | meaning | tag |", "| --- | --- | --- |"]

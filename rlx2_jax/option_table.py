@@ -102,7 +102,7 @@ CHOICES = _table(
         "zero",
         "keep",
         reference="keep",
-        note="the paper does not say",
+        note="not specified in the paper",
     ),
     _choice(
         "regrow",
@@ -200,7 +200,7 @@ CHOICES = _table(
         "environment",
         reference="environment",
         meanings={"unit": "[-1, 1]", "environment": "its action bounds"},
-        note="the paper does not say",
+        note="not specified in the paper",
     ),
 )
 

@@ -16,7 +16,7 @@ class NormMLP(networks.Architecture):
 
     features: tuple[int, ...]
 
-    defaults: ClassVar = {"hidden": (256, 256)}  # the settings that size it
+    defaults: ClassVar = {"hidden": (256, 256)}  # its size settings
 
     @classmethod
     def build(cls, sizes):
@@ -31,20 +31,21 @@ class NormMLP(networks.Architecture):
 
     @nn.nowrap
     def steps(self, params, stats=None):
-        """The same as operations, for `rlx2 export`. Leave it out if you do not export."""
-        found = []
+        """The network as operations, for `rlx2 export` (optional)."""
+        ops = []
         for i in range(len(self.features) - 1):
             scale, bias = (np.asarray(params[f"LayerNorm_{i}"][k]) for k in ("scale", "bias"))
-            found += [("linear", f"Linear_{i}"), ("layer_norm", scale, bias, 1e-6), ("relu",)]
-        return [*found, ("linear", f"Linear_{len(self.features) - 1}")]
+            ops += [("linear", f"Linear_{i}"), ("layer_norm", scale, bias, 1e-6), ("relu",)]
+        return [*ops, ("linear", f"Linear_{len(self.features) - 1}")]
 
 
 rlx2.register_architecture("norm_mlp", NormMLP)
 
 if __name__ == "__main__":
     lane = rlx2.Lane(actor_sparsity=0.9, critic_sparsity=0.9)
-    for form in ("masked", "compact"):
-        config = rlx2.Config("td3", 3, 1, architecture="norm_mlp", hidden=(32,), execution=form)
+    for execution in ("masked", "compact"):
+        fields = {"architecture": "norm_mlp", "hidden": (32,), "execution": execution}
+        config = rlx2.Config("td3", 3, 1, **fields)
         agent = rlx2.td3.init(jax.random.key(0), config, lane)
         action = rlx2.td3.mean_action(networks.online(agent.actor), jnp.ones((5, 3)))
-        print(form, action.shape, float(action[0, 0]))
+        print(execution, action.shape, float(action[0, 0]))

@@ -23,4 +23,4 @@ if __name__ == "__main__":
         dense_grad=jnp.zeros(3),
         uniform=lambda key: jnp.zeros(3),
     )
-    print("the first link goes, although it is the largest:", saliency(layer))
+    print("drops the first link, although it is the largest:", saliency(layer))

@@ -1,4 +1,4 @@
-"""An exporter: a policy as JSON, for a program that reads nothing else."""
+"""An exporter: a policy as JSON."""
 
 import json
 
@@ -25,7 +25,7 @@ def write_json(policy, path):
 
 
 def run(path, obs):
-    """The actions of a written MLP: f32[n, obs] -> f32[n, act]."""
+    """Runs a written MLP: f32[n, obs] -> f32[n, act]."""
     x = np.asarray(obs, np.float64)
     layers = json.loads(path.read_text())["layers"]
     for i, layer in enumerate(layers):

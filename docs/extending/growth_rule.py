@@ -8,8 +8,8 @@ import rlx2_jax as rlx2
 
 
 def sampled(key, layer):
-    """|g| / E with E exponential: the k largest are k places drawn without replacement, each with
-    probability proportional to |g|."""
+    """|g| / E with E exponential: the k largest are a sample of k places without replacement, with
+    probabilities proportional to |g|."""
     gradient = jnp.abs(rlx2.rules.dense(layer.dense_grad))
     return gradient / -jnp.log(layer.uniform(key))
 

@@ -12,7 +12,7 @@ import rlx2_jax as rlx2
 
 
 class Reach(gymnasium.Env):
-    """A point in the plane that is pushed towards the origin."""
+    """Push a point in the plane to the origin."""
 
     observation_space = gymnasium.spaces.Box(-2.0, 2.0, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-0.5, 0.5, (2,), np.float32)  # scaled from [-1, 1]
@@ -32,8 +32,8 @@ gymnasium.register("Reach-v0", lambda **_: Reach(), max_episode_steps=20)
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        found = rlx2.train(
+        summary = rlx2.train(
             "Reach-v0", logdir=folder, steps=60, warmup=20, hidden=(8, 8), batch_size=8,
             eval_interval=60, episodes=1, progress=False, say=print,
         )  # fmt: skip
-    print([lane["final_score"] for lane in found["lanes"]])
+    print([lane["final_score"] for lane in summary["lanes"]])

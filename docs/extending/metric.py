@@ -6,12 +6,12 @@ import rlx2_jax as rlx2
 
 
 def largest_fan_in(view):
-    """The most links that any unit of a network receives."""
+    """The largest number of links into any unit of a network."""
     return jnp.stack([mask.sum(axis=0).max() for mask in view.kernels.values()]).max()
 
 
 rlx2.register_metric(
-    "largest_fan_in", "links into the unit that has most", largest_fan_in, scope="network"
+    "largest_fan_in", "largest number of links into a unit", largest_fan_in, scope="network"
 )
 
 if __name__ == "__main__":
