@@ -38,10 +38,10 @@ def decide(due: bool | None, interval: int, count: Array, change: Callable[[T], 
 
 
 def over_members(f: Callable[..., Array], *trees: Any, members: int) -> Array:
-    """`f` of each of the first `members` entries of `trees`, stacked.
+    """Applies `f` to the first `members` entries of `trees` and stacks the results.
 
     A few are unrolled, because XLA's batched products are slow on CPUs. More are vmapped, because
-    compile time would grow with each of them.
+    unrolling increases compile time.
     """
     trees = jax.tree.map(lambda leaf: leaf[:members], trees)
     if members > _UNROLLED:
@@ -57,10 +57,8 @@ class Ufunc(Protocol):
 
 
 def reduce_members(f: Ufunc, x: Array) -> Array:
-    """`f` over the leading axis.
-
-    A few members are chained, because XLA's small reductions are slow on CPUs.
-    """
+    """Reduces the leading axis with `f`; unrolled if short, because XLA's small reductions are slow
+    on CPUs."""
     return f.reduce(x) if len(x) > _UNROLLED else functools.reduce(f, jnp.unstack(x))
 
 

@@ -226,7 +226,9 @@ def test_a_run_of_one_process_cannot_be_resumed_by_two(alone):
 @pytest.mark.fast
 def test_what_is_wrong_is_said_before_anything_starts():
     process = start("train", *FLAGS, "--num_processes=2")
-    assert "--coordinator, --num_processes and --process_id go together" in finish(process, 2)
+    assert "--coordinator, --num_processes and --process_id must be given together" in finish(
+        process, 2
+    )
 
 
 def test_threads_are_not_left_behind(tmp_path):

@@ -85,9 +85,9 @@ def make_network(
         dense, params, mask, stats = draw(key)
     else:
         dense, params, mask, stats = jax.vmap(draw)(jax.random.split(key, members))
-        stats = jax.tree.map(lambda leaf: leaf[0], stats)  # members share them
+        stats = jax.tree.map(lambda leaf: leaf[0], stats)  # identical for all members
     target_params = None
-    if target:  # arrays of its own, so that a whole state can be donated
+    if target:  # a copy: a donated state must not contain an array twice
         target_params = jax.tree.map(jnp.copy, params if config.targets == "masked" else dense)
     network = optimize.init(
         params,
@@ -154,7 +154,7 @@ def switched_n(step: Array, count: Array, config: Config, hyper: Hyper) -> Array
 
 
 def evolution_of(config: Config, delay: int = 1) -> Evolution:
-    """How masks change, of a network that makes every `delay`-th update."""
+    """Options of mask updates, for a network that is updated every `delay` updates."""
     return Evolution(
         rows=config.batch_size,
         interval=config.mask_interval,

@@ -232,9 +232,7 @@ def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
     """This process's place among those of the run, and the run directory of process 0."""
     place = (given.coordinator, given.num_processes, given.process_id)
     if len({x is None for x in place}) > 1:
-        raise SettingError(
-            "--coordinator, --num_processes and --process_id go together: give all or none"
-        )
+        raise SettingError("--coordinator, --num_processes and --process_id must be given together")
     alone = given.dry_run or not (given.distributed or given.coordinator)
     return (Hosts(), logdir) if alone else meet(logdir, *place)
 

@@ -171,14 +171,14 @@ def polyak(network: Network, tau: Array) -> Network:
 
 
 def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evolution) -> Network:
-    """One drop-and-grow step (Algorithm 1): values, moments and target follow their links, new
-    links start at zero in all of them. Random scores are those of the masked form."""
+    """One drop-and-grow step (Algorithm 1): values, moments and target move with their links, and
+    start at zero on new links. Random scores are the same as for masked networks."""
     if evolution.topology != RIGL:
         raise ValueError(
-            f"the compact form drops and grows in place, it has no {evolution.topology}"
+            f"compact networks only drop and grow within layers, not {evolution.topology}"
         )
     if gradient.leak is not None or evolution.moments != "zero" or not evolution.remask_target:
-        raise ValueError("the compact form has no dead links: none to leak to, keep or unmask")
+        raise ValueError("compact networks store no absent links: none to leak to, keep or unmask")
     count, schedule, key = update
     guarded, finite = adam.guard(gradient.grads)
     factors = _growth_factors(gradient.at, gradient.loss, evolution.rows, finite)

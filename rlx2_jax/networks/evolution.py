@@ -15,17 +15,17 @@ MOMENTS = ("zero", "keep")
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """How the masks of a network change: static, the same for all lanes of a program.
+    """Static options of mask updates, shared by all lanes of a program.
 
     Attributes:
-      rows: size of the batch of the loss.
-      interval: mask updates happen at multiples of it.
+      rows: batch size of the loss.
+      interval: mask updates happen at its multiples.
       topology: the method that changes masks.
-      grow, drop: the rules that lanes use; `Schedule` holds their numbers.
+      grow, drop: the rules that lanes of this program use; `Schedule` selects by index.
       mask_step: `skip` the optimizer step on a mask update, or evolve `after` it.
-      moments: `zero` those of links dropped or newly grown, or `keep` all.
-      regrow: whether links just dropped may regrow, see `topology.evolve`.
-      remask_target: put the target under the new mask at once.
+      moments: `zero` those of dropped and newly grown links, or `keep` all.
+      regrow: whether dropped links may regrow in the same update, see `topology.evolve`.
+      remask_target: apply the new mask to the target immediately.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class Evolution:
                 f"and {MOMENTS}"
             )
         if self.interval < 1:
-            raise ValueError(f"interval={self.interval}: use a whole number of at least 1")
+            raise ValueError(f"interval={self.interval}: use an integer of at least 1")
 
     @property
     def after(self) -> bool:
@@ -58,12 +58,12 @@ class Evolution:
 
 
 class Update(NamedTuple):
-    """Which update of a network this is.
+    """One update of a network.
 
     Attributes:
-      number: from 1; not batched over lanes, so that the evolution stays inside a real branch.
-      schedule: of this lane. `topology.due(schedule, number)` implies that it is a multiple of
-        `Evolution.interval`, or `topology.traits.at`.
+      number: counts from 1; not batched over lanes, so that mask updates stay inside a real branch.
+      schedule: of this lane. `topology.due(schedule, number)` implies that `number` is a multiple
+        of `Evolution.interval`, or `topology.traits.at`.
       key: for random growth.
     """
 
@@ -73,13 +73,14 @@ class Update(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a loss, and what recomputes it in another way.
+    """The gradient of a loss, and the arguments to recompute it.
 
     Attributes:
-      loss: bound parameters to a value and anything else; it applies the network once, to a batch.
-      at: the network at which `grads` was taken.
-      grads: of the masked form dense, of the compact form that of the live links.
-      leak: added to it in growth scores.
+      loss: maps bound parameters (`networks.bind`) to (value, aux); applies the network once, to a
+        batch.
+      at: the network at which `grads` was computed.
+      grads: dense for masked networks, of the live links for compact ones.
+      leak: added to the gradient in growth scores.
     """
 
     loss: Callable[[Any], tuple[Array, Any]]

@@ -41,7 +41,7 @@ def q_value(params: Params, obs: Array, action: Array, bounds: Bounds | None = N
 
 
 def minimum(q: Array) -> Array:
-    """The smallest of `[critics, ...]`: `[...]`."""
+    """The minimum over `[critics, ...]`: `[...]`."""
     return reduce_members(jnp.minimum, q)
 
 

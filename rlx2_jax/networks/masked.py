@@ -65,7 +65,7 @@ class Bound:
     def _modules(self, params: Params, x: Array, first: int | None) -> Array:
         """Applies the module to each member: `[members, batch, out]`."""
         keys = base.member_keys(self.key, self.members)
-        one = lambda own, key: base.apply(self.module, own, self.stats, key, x)  # noqa: E731
+        one = lambda member, key: base.apply(self.module, member, self.stats, key, x)  # noqa: E731
         return over_members(one, params, keys, members=first or self.members or 1)
 
 
@@ -127,8 +127,8 @@ def polyak(network: Network, tau: Array) -> Network:
 
 
 def evolve(network: Network, gradient: Gradient, update: Update, evolution: Evolution) -> Network:
-    """One mask update by the method of `evolution`, Algorithm 1 by default. Each member of an
-    ensemble is a network of its own."""
+    """One mask update by the method of `evolution` (default: Algorithm 1), for each ensemble member
+    separately."""
     count, schedule, key = update
     scored = guarded = adam.guard(gradient.grads)[0]
     if gradient.leak is not None:

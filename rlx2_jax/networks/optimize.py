@@ -57,15 +57,14 @@ def learn(
     evolve: bool | None = None,
     active: Array | bool = True,
 ) -> tuple[Network, Array, Any, Array]:
-    """One step down `loss`, of a network in either form: of its optimizer or, when a mask update is
-    due, of its topology.
+    """One optimizer step on `loss` or, when due, one mask update, of a masked or compact network.
 
     Args:
-      network: its parameters are zero off the mask.
+      network: its parameters must be zero off the mask.
       loss, leak: as in `Gradient`.
-      evolve: static; whether this is a mask update of any lane, `count % interval == 0`. None
-        branches on that. True and False compile only the one or the other.
-      active: False changes nothing; needs `evolve=False`.
+      evolve: static; whether this is a mask update of any lane, `count % interval == 0`. True and
+        False compile only one of the two; None branches on the count.
+      active: if False, nothing changes; needs `evolve=False`.
 
     Returns:
       The network, the loss, `aux`, and whether the gradient was finite. Gradients that are not
@@ -78,19 +77,19 @@ def learn(
         new, finite = _descend(network, grads, learning_rate, active)
         return new, value, aux, finite
     if active is not True:
-        raise ValueError("a mask update cannot be switched off: `active` needs evolve=False")
+        raise ValueError("mask updates cannot be deactivated: `active` needs evolve=False")
     due = evolution.topology.due(update.schedule, update.number)
 
     def evolved(before: Network) -> Network:
-        # The gradient is that of the network before its optimizer step.
+        # `grads` is the gradient at the network before its optimizer step.
         gradient = Gradient(loss, network if evolution.after else before, grads, leak)
         new = form_of(network).evolve(before, gradient, update, evolution)
         if before.moved is None:
             return new
         return new._replace(moved=jnp.where(due, _moved(before, new), before.moved))
 
-    # Evolution comes before the step that it replaces, unless it comes `after` a step, so that
-    # neither needs the network as it was before the other, and both can work in place.
+    # Unless `after`, the mask update runs before the step that it replaces, so that neither needs
+    # the network from before the other, and both can work in place.
     decided = functools.partial(_decide, evolution, evolve, update.number, evolved)
     if evolution.after:
         stepped, finite = _descend(network, grads, learning_rate, True)
@@ -106,7 +105,7 @@ def _decide(
     change: Callable[[Network], Network],
     network: Network,
 ) -> Network:
-    """`change(network)` where a mask update is due of any lane. `due` as `evolve` in `learn`."""
+    """`change(network)` if a mask update of any lane is due. `due`: as `evolve` in `learn`."""
     at = evolution.topology.traits.at
     if due is None and at is not None:
         return when(count == at, change, network)
