@@ -8,7 +8,7 @@ python examples/rlx2_td3.py --steps=20000 --warmup=1000 --hidden=64,64 --batch_s
 Needs jax, optax, gymnasium and numpy. Equations, algorithms and sections are those of the paper:
 "RLx2: Training a Sparse Deep Reinforcement Learning Model from Scratch", ICLR 2023. Actions are in
 [-1, 1] everywhere. Given the same networks and data, this file and `rlx2_jax` compute the same
-parameters (tests/test_single_file.py).
+parameters (tests/docs/test_single_file.py).
 """
 
 import argparse

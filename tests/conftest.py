@@ -10,13 +10,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
-GOLDEN = Path(__file__).parent / "golden"
+from paths import GOLDEN, ROOT
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
     "jax_compilation_cache_dir",
-    os.environ.get("RLX2_TEST_CACHE", str(Path(__file__).parent.parent / ".cache" / "jax")),
+    os.environ.get("RLX2_TEST_CACHE", str(ROOT / ".cache" / "jax")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

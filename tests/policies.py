@@ -7,12 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rlx2_jax import config, files, networks
-from rlx2_jax.export import SparsePolicy, from_actor
+from rlx2_jax.export import SparsePolicy, c, compiled, from_actor
 from rlx2_jax.networks import masked
 from rlx2_jax.training import weights
 from rlx2_jax.training.run import Run
+
+TOLERANCE = 1e-5
+# Observations of which sums overflow and cancel.
+LARGE = np.array(
+    [0, 1, -3.4e38, 3.4e38, -1e38, 3e38, 1e30, -1e20, 2.0**127, -(2.0**119)], np.float32
+)
+needs_compiler = pytest.mark.skipif(compiled.compiler() is None, reason="no C compiler here")
 
 
 class Case(NamedTuple):
@@ -218,3 +226,11 @@ def write_finished(
     summary = {"lanes": rows, "versions": {"jax": "0.10"}, "git_commit": "abc"}
     files.write_json(directory / "summary.json", summary)
     return run
+
+
+def compile_policy(policy: SparsePolicy, folder: Path, *, int8: bool = False) -> Any:
+    """The policy's function in C, built in a folder of its own."""
+    path = folder / "policy.c"
+    path.write_text(c.source(policy, int8=int8).text)
+    library = compiled.build([path], folder / f"policy{int8:d}.so")  # warnings are errors
+    return compiled.CPolicy(library, "policy", policy.obs_dim, policy.action_dim).act

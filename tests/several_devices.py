@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import test_segments as segments_tests
+from device_tasks import Still, lanes_of, short_setting
 from small_runs import small_run
 
 from rlx2_jax import config
@@ -114,8 +114,8 @@ def on_the_device() -> Any:
 def once() -> Any:
     """Four devices, one compilation: how often each program of the loop was compiled and loaded,
     and on how many devices states are."""
-    cfg, lanes = segments_tests.make(), segments_tests.lanes_of("masked", 4)
-    env = segments_tests.Still().env()
+    cfg, lanes = short_setting(), lanes_of("masked", 4)
+    env = Still().env()
     loop = DeviceLoop(cfg, lanes, env, devices=devices.choose(4), shards=4)
     loop.advance(12, lambda: False)
     steps = loop._groups[0]._steps

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 pytestmark = pytest.mark.fast
-ROOT = Path(__file__).parent.parent
 
 
 def _load(path: Path) -> Any:

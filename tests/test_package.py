@@ -11,10 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from rlx2_jax import __version__
 
-ROOT = Path(__file__).parent.parent
 NOT_SOURCE = (
     *(".git", ".venv*", ".cache", ".*_cache", "runs", "build", "dist", "_build", "__pycache__"),
     *("*.egg-info", "*.so"),
@@ -116,7 +116,11 @@ def test_the_sdist_builds_and_tests_in_isolation(built, tmp_path):
     here = {"cwd": work, "env": variables | {"XDG_CACHE_HOME": str(tmp_path / "cache")}}
     where = run(python, "-c", "import rlx2_jax; print(rlx2_jax.__file__)", **here)
     assert where.startswith(str(site))
-    tests = ("tests/test_masks.py", "tests/test_topology.py", "tests/test_returns.py")
+    tests = (
+        "tests/sparse/test_masks.py",
+        "tests/sparse/test_topology.py",
+        "tests/replay/test_returns.py",
+    )
     assert "passed" in run(python, "-m", "pytest", "-p", "no:cacheprovider", *tests, **here)
     said = run(
         *(tmp_path / "env" / "bin" / "rlx2", "train", "--env=InvertedPendulum-v5", "--logdir=run"),

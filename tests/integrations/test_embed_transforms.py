@@ -23,6 +23,7 @@ from embedding import (
     sparse_adam,
     task,
 )
+from paths import ROOT
 
 import rlx2_jax as rlx2
 
@@ -110,7 +111,7 @@ def test_donation(trained):
 def two_devices(mode: str) -> None:
     """In a subprocess, because the number of devices is fixed when JAX starts."""
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(here), str(ROOT), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         [sys.executable, str(here / "two_devices.py"), mode],
         env={**os.environ, "PYTHONPATH": path},

@@ -1,12 +1,10 @@
 """The table of integrations in the documentation matches the tests."""
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-DOCS = Path(__file__).parents[2] / "docs"
+from paths import DOCS
 
 
 @pytest.mark.fast
