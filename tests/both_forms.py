@@ -1,4 +1,4 @@
-"""Training of the same lanes in the masked and in the compact form, from the same keys."""
+"""Masked and compact training of the same lanes, from the same keys."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ LANES = (
 
 
 def settings(algo: str, lanes: tuple[config.Lane, ...], **fields: Any):
-    """The masked and the compact program of `lanes`, with room for the largest of them."""
+    """The masked and the compact program of `lanes`, sized for the largest lane."""
     masked = setting(algo, **fields)
     own = [config.own_links(masked, one) for one in lanes]
     room = config.Links(*(tuple(map(max, zip(*(o[i] for o in own)))) for i in (0, 1)))
@@ -40,7 +40,7 @@ def dense(state: Any) -> Any:
 
 
 def trainer(algo: str, cfg: config.Config, lanes: tuple[config.Lane, ...], dtype: str):
-    """`train(state, first, last)`: updates from batches and keys that only the count decides."""
+    """`train(state, first, last)`: updates whose batches and keys depend only on the count."""
     update = over_lanes(ALGORITHMS[algo], cfg)
     hypers = stack([config.hyper(cfg, one) for one in lanes])
     keys = jax.vmap(jax.random.key)(jnp.arange(len(lanes)))
@@ -64,13 +64,13 @@ def masks_of(state: Any) -> Any:
 
 
 def numbers_of(state: Any) -> Any:
-    """All that is trained, without the masks."""
+    """All trained arrays, without masks."""
     nets = {name: getattr(state, name)._replace(masks=None) for name in ("actor", "critic")}
     return state._replace(**nets)
 
 
 def compare_float64(algo: str, lanes: tuple[config.Lane, ...], updates: int, **fields: Any):
-    """After so many updates both forms have the same links, and the same numbers to 1e-9."""
+    """After these updates both forms have the same links, and values equal to 1e-9."""
     with jax.enable_x64(True):
         cfgs = settings(algo, lanes, dtype="float64", steps=2 * updates, **fields)
         found = []

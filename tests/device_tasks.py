@@ -1,4 +1,4 @@
-"""Tasks on the device, and settings to train on them for a moment."""
+"""Tasks on the device, and settings for short training runs on them."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Slide:
 
 
 class Still:
-    """An environment without loops or branches of its own."""
+    """An environment without loops or branches."""
 
     spec = EnvSpec(4, 2, 8)
 
@@ -49,7 +49,7 @@ class Still:
 
 
 def short_setting(algo: str = "td3", **fields: Any) -> config.Config:
-    """Sixty steps with everything that happens in long ones."""
+    """Sixty steps with every event of long runs."""
     small = {"warmup": 9, "steps": 60, "capacity": 40, "oldest_k": 8, "buffer_interval": 7}
     return setting(algo, **{**small, **fields})
 

@@ -1,4 +1,4 @@
-"""The tables that extensions register in."""
+"""The registries of extensions."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ TABLES: tuple[dict[str, Any], ...] = (
 
 @contextlib.contextmanager
 def tables_as_before() -> Iterator[None]:
-    """What is registered within is forgotten afterwards."""
+    """Undoes registrations on exit."""
     before = [dict(table) for table in TABLES]
     yield
     for table, old in zip(TABLES, before):

@@ -1,4 +1,4 @@
-"""Folders that tests read."""
+"""Folders used by tests."""
 
 from pathlib import Path
 
