@@ -1,4 +1,4 @@
-"""Sphinx configuration of the documentation site: `./dev site` builds it without a network."""
+"""Sphinx configuration of the documentation site: `./dev site` builds it offline."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build"]
-# The index names some pages by patterns, which may match nothing.
+# The index lists some pages by glob patterns, which may have no matches.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "didn't match any documents" not in str(record.msg)
 )
@@ -40,7 +40,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False  # types are in the signature
 default_role = "py:obj"  # `name` in a docstring links to it where it is documented
-# Every reference to a name of this package must resolve; other packages' pages need a network.
+# Every reference to a name of this package must resolve; other packages' would need the network.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!rlx2_jax\.).*"),
     ("py:class", r"rlx2_jax\.types\.AnyArray|rlx2_jax\.options\.Record"),  # type variables

@@ -77,7 +77,7 @@ def train(steps, sparsity):
     keys = jax.random.split(jax.random.key(1), steps)
     run = jax.jit(lambda carry: jax.lax.scan(update, carry, keys))
     (params, state), losses = run((params, tx.init(params)))
-    print(f"mean square of the angle: {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
+    print(f"mean square of the angle: {losses[0]:.4f} at first, {losses[-1]:.4f} at the end")
     return params, rlx2.masks_of(state)
 
 

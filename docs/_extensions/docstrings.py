@@ -1,8 +1,8 @@
 """Translates the package's docstrings, which are plain text for `help()`, to reStructuredText.
 
-Indented blocks become literal blocks and Markdown tables become tables. Characters that mean
-something to reStructuredText (in |θ|, T_, *) are escaped outside of backticks. Sections such as
-`Args:` are left to napoleon, and fields of records to their `Attributes:` section.
+Indented blocks become literal blocks and Markdown tables become tables. Special
+characters of reStructuredText (in |θ|, T_, *) are escaped outside of backticks. Napoleon handles
+sections such as `Args:`; fields of records are documented by their `Attributes:` section.
 """
 
 import re
@@ -22,7 +22,7 @@ def translate(lines: list[str]) -> list[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Paragraphs; an indented one belongs to a section's heading if that is where it stands."""
+    """Paragraphs; one that is indented under a section heading belongs to that section."""
     block: list[str] = []
     in_section = False
     for line in [*lines, ""]:
@@ -79,7 +79,7 @@ def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out fields of named tuples: they are in the class's docstring."""
+    """Skips fields of named tuples, which the class's docstring documents."""
     del app, what, name, options
     return True if type(obj).__name__ == "_tuplegetter" else skip or None
 

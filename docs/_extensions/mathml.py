@@ -1,4 +1,4 @@
-"""Equations as MathML, which browsers draw without scripts, fonts or a network."""
+"""Equations as MathML, which browsers render without scripts, fonts or network access."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from sphinx.application import Sphinx
 
 
 def inline(translator: Any, node: nodes.Element) -> None:
-    """Writes one formula within a line."""
+    """Writes an inline formula."""
     translator.body.append(latex2mathml.tex2mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def display(translator: Any, node: nodes.Element) -> None:
-    """Writes one formula on a line of its own."""
+    """Writes a displayed formula."""
     formula = latex2mathml.tex2mathml(node.astext(), as_block=True)
     translator.body.append(f'<div class="math">{formula}</div>\n')
     raise nodes.SkipNode

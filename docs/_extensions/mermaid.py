@@ -1,4 +1,4 @@
-"""Mermaid diagrams. Browsers that reach the script draw them; others show the source."""
+"""Mermaid diagrams. Browsers that can load the script draw them; others show the source."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ SCRIPT = "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.min.js"
 
 
 class Mermaid(SphinxDirective):
-    """The directive `mermaid`, as GitHub's fence of that name."""
+    """The directive `mermaid`, like GitHub's fence of that name."""
 
     has_content = True
 

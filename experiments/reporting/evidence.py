@@ -203,7 +203,7 @@ def overview(results: Results) -> Table:
         )
     columns = (
         Column("suite"),
-        Column("what it is"),
+        Column("description"),
         Column("steps"),
         Column("of the paper's steps"),
         *(Column(x, "units") for x in ("planned", "finished")),
