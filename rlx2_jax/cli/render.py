@@ -91,11 +91,23 @@ def _make(env_id: str, options: Mapping[str, Any]) -> Any:
         raise RunError(f"{env_id} cannot be created: {error}") from error
     try:
         with quiet_mujoco():
-            return gymnasium.make(spec, **{**options, "render_mode": "rgb_array"})
+            env = gymnasium.make(spec, **{**options, "render_mode": "rgb_array"})
     except gymnasium.error.Error as error:
         raise RunError(f"{env_id} cannot be created: {error}") from error
     except Exception as error:  # MuJoCo loads OpenGL when it is imported
         raise _cannot_draw(error) from error
+    if not options.keys() & {"camera_id", "camera_name"}:
+        _follow(env)
+    return env
+
+
+def _follow(env: Any) -> None:
+    """Selects the camera that follows the robot, where a MuJoCo model has one. Gymnasium's default
+    camera stays at the start, which most robots leave."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None:
+        with contextlib.suppress(KeyError):  # no such camera
+            renderer.camera_id = renderer.model.camera("track").id
 
 
 def _draw(env: Any) -> np.ndarray:

@@ -50,6 +50,21 @@ def test_other_names_and_directories_are_refused(shown, tmp_path):
         render.record("Nonsense-v5", {}, lambda obs: obs, 0)
 
 
+@pytest.mark.parametrize(
+    ("env", "options", "name"),
+    [
+        ("Hopper-v5", {}, "track"),
+        ("Hopper-v5", {"camera_id": -1}, None),
+        ("InvertedPendulum-v5", {}, None),
+    ],
+)
+def test_the_camera_follows_robots_that_leave(env, options, name):
+    task = render._make(env, options)
+    camera = task.unwrapped.mujoco_renderer.camera_id
+    assert (camera == -1) if name is None else (task.unwrapped.model.camera(camera).name == name)
+    task.close()
+
+
 class Screen:
     def __init__(self, picture):
         self.picture = picture
