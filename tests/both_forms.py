@@ -73,13 +73,11 @@ def compare_float64(algo: str, lanes: tuple[config.Lane, ...], updates: int, **f
     """After these updates both forms have the same links, and values equal to 1e-9."""
     with jax.enable_x64(True):
         cfgs = settings(algo, lanes, dtype="float64", steps=2 * updates, **fields)
-        found = []
-        for cfg in cfgs:
-            state = start(algo, cfg, lanes)
-            train = trainer(algo, cfg, lanes, "float64")
-            found.append(dense(train(state, jnp.int32(1), jnp.int32(updates))))
-        masked, links = found
+        states = [start(algo, cfg, lanes) for cfg in cfgs]
+        first = masks_of(states[0])
+        trains = [trainer(algo, cfg, lanes, "float64") for cfg in cfgs]
+        one, last = jnp.int32(1), jnp.int32(updates)
+        masked, links = (dense(f(state, one, last)) for f, state in zip(trains, states))
         assert_equal(masks_of(masked), masks_of(links))
         assert_close(numbers_of(masked), numbers_of(links), 1e-9)
-        first = masks_of(start(algo, cfgs[0], lanes))
         assert any((a != b).any() for a, b in zip(first, masks_of(links)))

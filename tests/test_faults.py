@@ -1,5 +1,6 @@
 """The fault campaign of `tests/faults`: a small part; the slow tests run all of it."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from faults.campaign import Campaign, campaign
 from faults.report import Outcome, carry_out, summary
 
 pytestmark = pytest.mark.skipif(inject.compiler() is None, reason="needs a C compiler")
+SMALL = ("--policy_delay=1", "--target_interval=1")
 CACHE = Path(os.environ.get("RLX2_TEST_CACHE", ".cache")) / "faults"
 
 
@@ -21,8 +23,11 @@ def attack(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(attack: Campaign):
+    """With one update in a loop's body: some twenty processes trace and load it."""
+    case = cases.CASES["td3-masked"]
+    case = dataclasses.replace(case, flags=(*case.flags, *SMALL))
     with attack.pool.server() as server:
-        return cases.reference(cases.CASES["td3-masked"], server, attack.scratch, warm=False)
+        return cases.reference(case, server, attack.scratch, warm=False)
 
 
 def assert_all_good(title: str, outcomes: list[Outcome]) -> None:
@@ -52,7 +57,7 @@ def test_some_damaged_files(attack, reference):
         stopped = damage.interrupted(reference, server, attack.scratch, "term")
     trials = damage.plan([damage.finished(reference)], 6, seed=1)
     trials += damage.plan([stopped], 6, seed=1)
-    trials = [damage.dataclasses.replace(t, number=i) for i, t in enumerate(trials)]
+    trials = [dataclasses.replace(t, number=i) for i, t in enumerate(trials)]
     found = carry_out(trials, lambda t: damage.run(t, attack.pool, attack.scratch), attack.jobs)
     assert_all_good("damage", found)
 

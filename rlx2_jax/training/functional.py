@@ -136,8 +136,9 @@ def make_train(
 
             carry, rows = jax.lax.scan(stage, carry[:2], jnp.arange(evaluations))
         done = warm + 1 + evaluations * interval
-        state = _advance(env, config, hyper, carry[:2], done, end + 1, learn=True)[0]
-        return TrainResult(state.agent, dict(rows))
+        if done <= end:  # compiled as a second loop: only if steps are left after the evaluations
+            carry = _advance(env, config, hyper, carry[:2], done, end + 1, learn=True)
+        return TrainResult(carry[0].agent, dict(rows))
 
     return train
 

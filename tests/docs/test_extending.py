@@ -57,6 +57,7 @@ def test_use_imports_extensions_on_the_command_line(tmp_path):
         "--use=growth_rule,drop_rule,architecture,metric --env=rlx2_jax/Truncation-v0 "
         "--grow=sampled --drop=saliency --architecture=norm_mlp --hidden=8 --steps=40 --warmup=10 "
         "--batch_size=8 --mask_interval=5 --eval_interval=40 --metrics_interval=20 --episodes=1 "
+        "--policy_delay=1 --target_interval=1 "  # one update in the compiled loop, not two
         f"--actor_sparsity=0.5 --critic_sparsity=0.5 --logdir={tmp_path / 'run'}"
     )
     command = [sys.executable, "-m", "rlx2_jax", "train", *flags.split()]

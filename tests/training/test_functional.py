@@ -22,16 +22,21 @@ LANE = rlx2.Lane(method="rlx2", actor_sparsity=0.5, critic_sparsity=0.5, t0=30)
 
 @pytest.fixture(scope="module")
 def trained():
+    """Three lanes of one compiled program, which is given their hyper-parameters."""
     config = rlx2.make_config(Slide(), **SMALL)
-    train = rlx2.make_train(Slide(), config, LANE, evaluations=3, episodes=2)
+    run = jit(jax.vmap(rlx2.make_train(Slide(), config, LANE, evaluations=4, episodes=2)))
     keys = jax.random.split(jax.random.key(0), 3)
-    return config, train, keys, jit(jax.vmap(train))(keys)
+    return config, run, keys, run(keys, hypers(config, *[LANE] * 3))
+
+
+def hypers(config, *lanes):
+    return jax.tree.map(lambda *x: jnp.stack(x), *(configs.hyper(config, lane) for lane in lanes))
 
 
 def test_lanes_have_metrics_and_differ(trained):
     _, _, _, found = trained
-    assert found.metrics["step"].tolist() == [[53, 86, 119]] * 3
-    assert found.metrics["return"].shape == (3, 3)
+    assert found.metrics["step"].tolist() == [[45, 70, 95, 120]] * 3
+    assert found.metrics["return"].shape == (3, 4)
     assert np.isfinite(found.metrics["critic_loss"]).all()
     kernels = np.asarray(found.agent.actor.params["Dense_1"]["kernel"])
     assert not np.array_equal(kernels[0], kernels[1])
@@ -39,27 +44,50 @@ def test_lanes_have_metrics_and_differ(trained):
     assert not kernels[~live].any() and len(set(live.sum(axis=(1, 2)).tolist())) == 1
 
 
-def test_a_lane_alone_is_the_same_lane(trained):
-    _, train, keys, found = trained
-    alone = jit(train)(keys[1])
+def assert_is_lane_1(alone, found):
     lane = jax.tree.map(lambda x: x[1], found)
-    for one, two in zip(jax.tree.leaves(alone), jax.tree.leaves(lane)):
+    for one, two in zip(jax.tree.leaves(alone), jax.tree.leaves(lane), strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-4)
 
 
+def test_a_lane_alone_is_the_same_lane(trained):
+    """Also with the hyper-parameters of `make_train`."""
+    config, _, keys, found = trained
+    train = rlx2.make_train(Slide(), config, LANE, evaluations=4, episodes=2)
+    assert_is_lane_1(jit(train)(keys[1]), found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("evaluations", "steps"), [(0, []), (3, [53, 86, 119])])
+def test_steps_after_the_last_evaluation_are_made(trained, evaluations, steps):
+    config, _, keys, found = trained
+    train = rlx2.make_train(Slide(), config, LANE, evaluations=evaluations, episodes=2)
+    alone = jit(train)(keys[1])
+    assert_is_lane_1(alone.agent, found.agent)
+    assert not steps or alone.metrics["step"].tolist() == steps
+
+
+def test_steps_after_the_last_evaluation_are_a_loop_of_their_own():
+    """And where there are none, nothing is compiled for them."""
+    config, loops = rlx2.make_config(Slide(), **SMALL), {}
+    for evaluations in (3, 4):
+        train = rlx2.make_train(Slide(), config, LANE, evaluations=evaluations, episodes=2)
+        jaxpr = jax.make_jaxpr(train)(jax.random.key(0)).jaxpr
+        loops[evaluations] = sum(eqn.primitive.name == "while" for eqn in jaxpr.eqns)
+    assert loops[3] == loops[4] + 1
+
+
 def test_lanes_may_differ_in_hyper_parameters(trained):
-    config, train, keys, _ = trained
-    rates = (1e-3, 0.0)
-    lanes = [dataclasses.replace(LANE, learning_rate=x) for x in rates]
-    hypers = [configs.hyper(config, lane) for lane in lanes]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *hypers)
-    found = jit(jax.vmap(train, (None, 0)))(keys[0], stacked)
+    config, run, keys, _ = trained
+    lanes = [dataclasses.replace(LANE, learning_rate=x) for x in (1e-3, 0.0, 1e-4)]
+    found = run(keys[np.zeros(3, int)], hypers(config, *lanes))
     biases = np.asarray(found.agent.critic.params["Dense_0"]["bias"])
     first = jit(lambda key: rlx2.td3.init(key, config, LANE))(
         jax.random.fold_in(jax.random.fold_in(keys[0], 0), 0)
     )
     np.testing.assert_array_equal(biases[1], first.critic.params["Dense_0"]["bias"])
     assert not np.array_equal(biases[0], biases[1])
+    assert not np.array_equal(biases[0], biases[2])
 
 
 def test_replay_arrays_are_no_longer_than_the_run():
