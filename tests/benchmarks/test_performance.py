@@ -43,7 +43,7 @@ def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
     assert missing == ["pipeline", "growth", "inference"]
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "| td3 1 lane | 300 | 1.50x |" in text and "ratio 1.05" in text
-    assert "td3 compact 10 %. Eight lanes together over one: td3 compact 1.70x." in text
+    assert "td3 compact 10 %. Speed of eight lanes over one: td3 compact 1.70x." in text
     assert "Measured on 2 cores of P, jax 0, load 0.10 when it began." in text
     assert "in the same turns: td3 1 lane 1.55x." in text and "| width 128 | 5,000 |" in text
     assert "| td3 1 lane | 5,000 | 4,000 | 500 | 8.0x | 9.0x |" in text
