@@ -83,7 +83,7 @@ def test_sac_of_the_released_code_has_other_bounds():
     assert config.lane_preset("reference", "td3") == config.lane_preset("paper", "sac") == {}
 
 
-def test_sac_has_its_own_intervals_however_it_is_made():
+def test_sac_always_gets_its_default_intervals():
     direct = Config("sac", 11, 3)
     assert direct == SAC and Config("td3", 11, 3) == TD3
     assert (direct.policy_delay, direct.target_interval, direct.n_max) == (1, 1, 2)
@@ -155,7 +155,7 @@ def test_lanes_of_any_method_stack():
     assert jax.tree.map(lambda x: (x.dtype, x.shape), numpy) == types[0]
 
 
-def test_the_actors_schedule_counts_its_own_updates():
+def test_the_actors_schedule_counts_actor_updates():
     hyper = config.hyper(TD3, Lane(t_end=1001, mask_interval=20_000))
     assert (int(hyper.critic.t_end), int(hyper.actor.t_end)) == (1001, 500)
     assert int(hyper.critic.interval) == int(hyper.actor.interval) == 20_000

@@ -66,7 +66,7 @@ def copies_at_every_turn(choose) -> int:
     return len(re.findall(r"f32\[777\]\S* copy\(", own))
 
 
-def test_nothing_is_copied_that_is_left_alone():
+def test_unchanged_arrays_are_not_copied():
     assert copies_at_every_turn(when) == 0
     assert copies_at_every_turn(lambda due, f, x: jax.lax.cond(due, f, lambda y: y, x)) > 0
 

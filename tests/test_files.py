@@ -128,7 +128,7 @@ class FullDisk:
         monkeypatch.setattr(Path, "open", open_)
 
 
-def test_a_log_keeps_what_a_full_disk_refuses(tmp_path, monkeypatch):
+def test_a_log_keeps_rows_that_a_full_disk_refuses(tmp_path, monkeypatch):
     said = []
     log = Log(tmp_path / "a.csv", said.append)
     log.append(b"one\n")

@@ -53,7 +53,7 @@ def test_a_fresh_state_can_be_donated():
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
 
 
-def test_targets_copied_before_masking_if_told():
+def test_targets_are_copied_before_masking_on_request():
     cfg, key = dataclasses.replace(CFG, targets="polyak"), jax.random.key(1)
     dense, state = (td3.init(key, cfg, config.Lane(method=m)) for m in ("dense", "rlx2"))
     assert_equal(state.critic.target, dense.critic.params)

@@ -21,7 +21,7 @@ KEY = jax.random.key(5)
 LANE = config.Lane(actor_sparsity=0.5, critic_sparsity=0.5)
 
 
-def test_members_have_their_own_weights_and_masks():
+def test_members_have_separate_weights_and_masks():
     cfg = setting("td3", critics=3)
     critic = quick(lambda: agents.ALGORITHMS["td3"].init(jax.random.key(0), cfg, LANE))().critic
     assert critic.members == 3

@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-def test_the_limit_counts_what_was_done():
+def test_the_limit_counts_operations():
     count = native.load().Rlx2MultiplyAdds
     lanes = count(0, 1) // 12
     assert lanes in (4, 8, 16)  # floats of a vector
@@ -31,7 +31,7 @@ def test_networks_are_measured_in_both_forms(monkeypatch):
     assert all(measure() > 0 for measure in subjects.values())
 
 
-def test_full_layers_are_measured_beside_those_without_one_link(monkeypatch):
+def test_full_layers_are_compared_with_those_missing_one_link(monkeypatch):
     monkeypatch.setattr(kernel_benchmark, "CALLS", 2)
     subjects = kernel_benchmark.of_layer(5, 3)
     assert list(subjects) == [

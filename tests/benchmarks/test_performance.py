@@ -18,7 +18,7 @@ ROW = {
 }
 
 
-def test_what_is_there_is_shown_and_what_is_not_is_named(tmp_path):
+def test_results_are_shown_and_missing_ones_listed(tmp_path):
     measured = {
         "capacity": {"ms_at_1e4": 2.0, "ms_at_1e6": 2.1, "ratio": 1.05, "machine": MACHINE},
         "updates": {

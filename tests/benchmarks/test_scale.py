@@ -15,7 +15,7 @@ if not all(path.exists() for path in FILES):
 LANES, MEMORY = (json.loads(path.read_text()) for path in FILES)
 
 
-def test_the_page_is_what_was_measured():
+def test_the_page_matches_the_measurements():
     assert (DOCS / "scale.md").read_text() == scale.page(LANES, MEMORY)
     assert "Derived, not measured" in scale.page(LANES, MEMORY)
 

@@ -22,12 +22,12 @@ def measured():
 
 
 @pytest.mark.fast
-def test_the_page_says_what_was_measured(measured):
+def test_the_page_matches_the_measurements(measured):
     assert (DOCS / "supervised.md").read_text() == supervised.page(measured)
 
 
 @pytest.mark.fast
-def test_the_figure_shows_what_was_measured(measured):
+def test_the_figure_matches_the_measurements(measured):
     assert supervised.digest(measured).encode() in (DOCS / "supervised.png").read_bytes()
 
 

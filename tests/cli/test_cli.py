@@ -228,7 +228,7 @@ def test_a_finished_run_is_not_trained_again(trained, capsys):
 
 
 @pytest.mark.fast
-def test_no_command_imports_what_a_run_names(tmp_path, capsys, monkeypatch):
+def test_no_command_imports_modules_named_by_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil_tasks.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     run = tmp_path / "run"

@@ -13,7 +13,7 @@ from rlx2_jax.cli import crash
 pytestmark = pytest.mark.fast
 
 
-def test_the_exit_code_is_the_commands_own():
+def test_the_exit_code_is_that_of_the_command():
     assert crash.guarded(lambda: 3) == 3
 
 

@@ -75,7 +75,7 @@ class Screen:
         return self.picture
 
 
-def test_a_machine_that_cannot_draw_says_what_to_do():
+def test_without_rendering_the_error_gives_a_remedy():
     with pytest.raises(RunError, match="MUJOCO_GL=egl"):
         render._draw(Screen(None))
 
@@ -107,7 +107,7 @@ class Broken(gymnasium.Env):
         return np.zeros((8, 8, 3), np.uint8)
 
 
-def test_errors_of_the_environment_are_told():
+def test_errors_of_the_environment_are_reported():
     make = lambda **_: Broken()  # noqa: E731
     gymnasium.register("tests/Broken-v0", entry_point=make, disable_env_checker=True)
     try:

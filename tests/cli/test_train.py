@@ -131,13 +131,13 @@ def test_presets(parse):
     assert paper.config.distance == "l2" and "policy distance" in launch.describe(paper)
 
 
-def test_the_demonstration_fills_what_was_not_given(parse):
+def test_the_demonstration_fills_in_missing_settings(parse):
     values = parse("--demo", "--seeds=1")
     assert values["env"] == "InvertedPendulum-v5" and values["seeds"] == 1
     assert len(train.make_run(values).lanes) == 3
 
 
-def test_dry_run_tells_lanes_memory_and_disk(parse):
+def test_dry_run_prints_lanes_memory_and_disk(parse):
     text = launch.describe(train.make_run(parse("--env=Hopper-v5", "--method=dense,rlx2")))
     for part in ("0:dense/s0", "1:rlx2/s0", "GB per lane", "of checkpoints", "MFLOP per update"):
         assert part in text

@@ -60,7 +60,7 @@ def test_classifiers(library, capsys):
     assert re.search(r"all sparse +25600 +2,56\d +0\.100", said), said
 
 
-def test_a_td3_of_ones_own(capsys):
+def test_a_custom_td3(capsys):
     steps, seeds = 2400, 2
     (actor, critic, targets), fell = load("td3_purejax").main(steps=steps, seeds=seeds)
     falls = fell.reshape(seeds, 4, -1).sum(axis=2)

@@ -45,7 +45,7 @@ def run() -> Run:
     return Run(acted, steps, half, rollout)
 
 
-def test_truncation_and_termination_are_told_apart(run):
+def test_truncation_and_termination_are_distinguished(run):
     steps = run.steps
     quiet = np.arange(1, STEPS + 1) % LIMIT == 0
     np.testing.assert_array_equal(steps.truncated[:, 0], np.stack([quiet, quiet], 1))

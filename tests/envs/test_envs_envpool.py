@@ -81,7 +81,7 @@ def test_termination_gives_the_final_observation():
     assert ended > 10
 
 
-def test_both_ends_at_once_are_told_apart_from_truncation():
+def test_simultaneous_ends_are_distinguished_from_truncation():
     tasks = make("InvertedPendulum-v5", 1)
     tasks.reset([0])
     length = 1 + [bool(s.terminated[0]) for s in roll(tasks, 0, 100)].index(True)

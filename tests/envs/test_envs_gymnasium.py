@@ -158,7 +158,7 @@ def test_a_lane_depends_on_its_seed_alone():
 
 
 @pytest.mark.fast
-def test_later_episodes_start_elsewhere():
+def test_later_episodes_have_different_starts():
     tasks = envs.make_host("InvertedPendulum-v5", 1)
     starts = [tasks.reset([0])[0]]
     starts += [s.obs[0] for s in roll(tasks, 0, 200) if s.terminated[0]]

@@ -79,7 +79,7 @@ def parsed(module, *args: str) -> flags.FlagValues:
     return values
 
 
-def test_no_command_imports_what_a_directory_names(hostile, capsys):
+def test_no_command_imports_modules_named_by_a_directory(hostile, capsys):
     given = (f"--logdir={hostile}", "--format=npz")
     assert export.command(parsed(export, *given)) == 2
     assert "--allow_imports" in capsys.readouterr().err

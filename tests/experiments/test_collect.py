@@ -73,7 +73,7 @@ def test_finished_units_become_small_run_directories(logdir, tmp_path):
     assert "train_flops" not in measured[0] and "buffer_length" in measured[0]
 
 
-def test_the_summary_has_what_a_record_needs(logdir, tmp_path):
+def test_the_summary_has_the_fields_of_a_record(logdir, tmp_path):
     collect.collect(logdir, tmp_path / "out")
     found = files.read_json(tmp_path / "out" / "mine" / "unit" / "summary.json")
     assert [row["weights"] for row in found["lanes"]] == [

@@ -91,7 +91,7 @@ def test_a_task_is_small_data(tmp_path):
 
 
 @pytest.mark.fast
-def test_a_task_runs_what_is_not_finished(tmp_path, fake_unit):
+def test_a_task_runs_unfinished_units(tmp_path, fake_unit):
     own = jobs(tmp_path, "toy")
     finish(own[1])
     failing = dataclasses.replace(own[2], suite="other")

@@ -207,7 +207,7 @@ def test_time_limits():
     assert unit.settings.env_options == {"episode_length": 50}
 
 
-def test_suites_note_what_was_given(tmp_path):
+def test_suites_record_given_settings(tmp_path):
     suite = suites.CATALOGUE["nstep"]
 
     def plan(budget: base.Budget) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_suites_note_what_was_given(tmp_path):
         sweep.claim(tmp_path, other)
 
 
-def test_reports_say_what_was_given():
+def test_reports_show_given_settings():
     budget = dataclasses.asdict(with_settings(SMOKE, preset="reference", d0=0.1))
     text = exhibits.difference(results.Suite("toy", "Figure 2", budget, ()))
     assert "preset = reference; d0 = 0.1" in text
@@ -264,7 +264,7 @@ def test_finished_units_with_other_settings_are_not_taken(tmp_path, capsys):
     assert "finished before" in capsys.readouterr().err
 
 
-def test_clones_count_their_own_updates():
+def test_clones_count_cloning_updates():
     (clone,) = [u for u in units("tickets", SMOKE, t_end=1_000_000) if u.kind == "clone"]
     assert {lane.t_end for lane in clone.lanes} == {10}
     (clone,) = [u for u in units("tickets", SMOKE, t_end=NEVER) if u.kind == "clone"]

@@ -82,7 +82,7 @@ def page(made: Path) -> Page:
     return Page((made / "index.html").read_text())
 
 
-def test_the_page_is_whole_and_refers_to_nothing_outside(page: Page) -> None:
+def test_the_page_is_complete_and_self_contained(page: Page) -> None:
     assert page.open == []
     assert all(x.startswith(("data:", "#")) for x in page.links)
     assert {x[1:] for x in page.links if x.startswith("#")} <= set(page.ids)
@@ -175,7 +175,7 @@ def test_an_empty_directory_still_gives_the_ledger(tmp_path: Path, capsys) -> No
     assert "error: " in capsys.readouterr().err
 
 
-def test_bad_names_are_told_and_the_others_reported(tmp_path: Path, capsys) -> None:
+def test_bad_names_give_warnings_and_the_rest_is_reported(tmp_path: Path, capsys) -> None:
     units = [logs.unit("td3-hopper", "Hopper-v5", [logs.lane("dense", 0)])]
     for name in ("nstep", "topology"):
         logs.run(logs.plan(tmp_path, name, units), units[0], lambda *_: 1.0)
@@ -243,7 +243,7 @@ def test_seeds_that_go_on_alone_are_drawn(tmp_path: Path) -> None:
     assert "| inverted-pendulum: SS | 0 of 1 | missing |" in markdown
 
 
-def test_numbers_that_are_not_finite_are_said(tmp_path: Path) -> None:
+def test_non_finite_numbers_give_warnings(tmp_path: Path) -> None:
     lanes = [logs.lane(n, s) for n in ("dense", "rlx2", "ss") for s in (0, 1)]
     unit = logs.unit("td3-hopper", "Hopper-v5", lanes)
     path = logs.run(

@@ -32,7 +32,7 @@ def only(found: results.Results) -> results.Unit:
     return unit
 
 
-def test_a_whole_unit(tmp_path: Path) -> None:
+def test_a_complete_unit(tmp_path: Path) -> None:
     nstep(tmp_path)
     found = results.load(tmp_path, KNOWN)
     unit = only(found)
@@ -64,7 +64,7 @@ def test_names_default_to_methods(tmp_path: Path) -> None:
         ("0,dense,0,200,100,1,2,3,4,5,6\n", "lane 0 has steps twice"),
     ],
 )
-def test_damaged_lines_are_dropped_and_told(tmp_path: Path, tail: str, message: str) -> None:
+def test_damaged_lines_are_dropped_with_a_warning(tmp_path: Path, tail: str, message: str) -> None:
     path = nstep(tmp_path, reached=200, finished=False)
     with (path / "evaluations.csv").open("a") as file:
         file.write(f"1,dense,1,300,200,1,2,3,4,5,6\n{tail}")
@@ -135,7 +135,7 @@ def test_damaged_json(tmp_path: Path) -> None:
     assert len(only(found).lanes) == 2
 
 
-def test_other_formats_are_told(tmp_path: Path) -> None:
+def test_other_formats_give_warnings(tmp_path: Path) -> None:
     path = nstep(tmp_path)
     value = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(value | {"format": results.FORMAT + 1}))
@@ -145,7 +145,7 @@ def test_other_formats_are_told(tmp_path: Path) -> None:
     assert f"config.json {said}" in found.warnings[0]
 
 
-def test_mixed_versions_are_told(tmp_path: Path) -> None:
+def test_mixed_versions_give_warnings(tmp_path: Path) -> None:
     units = [
         logs.unit(f"td3-{t.lower()}", f"{t}-v5", [logs.lane("dense", 0)])
         for t in ("Hopper", "Ant", "Walker2d")
@@ -161,7 +161,7 @@ def test_mixed_versions_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_frozen_and_diverged_lanes_are_told(tmp_path: Path) -> None:
+def test_frozen_and_diverged_lanes_give_warnings(tmp_path: Path) -> None:
     path = nstep(tmp_path)
     summary = json.loads((path / "summary.json").read_text())
     summary["lanes"] = [{"lane": 0, "alive": True}, {"lane": 1, "alive": False}]

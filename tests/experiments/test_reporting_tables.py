@@ -97,7 +97,7 @@ def test_one_seed_has_no_spread_and_no_interval(tmp_path: Path) -> None:
     assert any("§ fewer seeds than planned" in n for n in table_of(found, "table7").all_notes())
 
 
-def test_without_dense_returns_are_raw_and_said_so(tmp_path: Path) -> None:
+def test_without_dense_lanes_returns_are_marked_as_raw(tmp_path: Path) -> None:
     found = suite(tmp_path, "nstep", ["1-step", "3-step"])
     table = table_of(found, "table3-nstep")
     hopper = row(table, "Hopper")
@@ -198,7 +198,7 @@ def test_humanoid_has_returns(tmp_path: Path) -> None:
     assert rlx2["1024 hidden units: ours"] == "missing"
 
 
-def test_smaller_budgets_are_told(tmp_path: Path) -> None:
+def test_smaller_budgets_are_stated(tmp_path: Path) -> None:
     """Narrow layers are listed under the paper's width, and the section says so."""
     unit = logs.unit("humanoid-1024", "Humanoid-v5", [logs.lane("ss", 0)], hidden=[64, 64])
     options = {"narrower": 16, "batch_size": 16, "env_options": {"max_episode_steps": 40}}
@@ -224,7 +224,7 @@ def test_sparsity_levels(tmp_path: Path) -> None:
     ]
 
 
-def test_sizes_of_the_run_beside_the_papers(tmp_path: Path) -> None:
+def test_sizes_of_the_run_next_to_the_papers(tmp_path: Path) -> None:
     found = suite(tmp_path, "table2", ["dense", "rlx2"])
     hopper = row(table_of(found, "table2-sizes"), "TD3 Hopper")
     assert (hopper["actor sparsity: ours"], hopper["actor sparsity: paper"]) == ("0.90", "0.98")

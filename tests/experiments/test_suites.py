@@ -46,7 +46,7 @@ def test_every_variant_has_all_seeds(suite):
         assert sorted(seeds) == list(range(twice * SHORT.seeds))
 
 
-def test_lanes_begin_with_the_donor_of_their_own_seed():
+def test_lanes_begin_with_the_donor_of_the_same_seed():
     for name in ("masks", "tickets", "toy"):
         units = {unit.name: unit for unit in suites.CATALOGUE[name].units(PAPER)}
         for unit in units.values():
@@ -106,7 +106,7 @@ def _lanes_of_a_group(suite: str, group: str) -> dict:
     return {x.name: x for u in units for x in launch.make_run(u.settings, u.lanes).lanes}
 
 
-def test_extreme_cases_are_what_they_say():
+def test_extreme_cases_match_their_names():
     lanes = _lanes_of_a_group("sensitivity", "td3-hopper")
     assert lanes["static"].zeta0 == 0 and lanes["no adjustment"].trim_ratio == 0
     assert lanes["one-step"].t0 > 3_000_000 and lanes["t0=0"].t0 == 0

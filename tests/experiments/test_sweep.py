@@ -37,7 +37,7 @@ def toy(tmp_path_factory):
     return logdir
 
 
-def test_a_suite_leaves_its_units_and_says_what_should_be_there(toy):
+def test_a_suite_writes_its_units_and_its_plan(toy):
     expected = json.loads((toy / "toy" / "suite.json").read_text())
     names = ("dense-0", "ss", "rigl", "rlx2", "rigl+qstar")
     assert [u["name"] for u in expected["units"]] == [f"inverted-pendulum-{x}" for x in names]
@@ -120,7 +120,7 @@ def test_a_damaged_suite_is_refused(tmp_path, text):
     assert (tmp_path / "suite.json").read_text() == text
 
 
-def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_failed_unit_is_reported_and_the_rest_continues(tmp_path, monkeypatch, capsys):
     tried = []
 
     def run_unit(unit, directory, *_):
@@ -139,7 +139,7 @@ def test_a_failed_unit_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, c
     assert "skipped: it needs hopper-rl" in said
 
 
-def test_shards_run_their_own_units(tmp_path, monkeypatch):
+def test_shards_run_disjoint_units(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(units, "run_unit", lambda unit, *_: ran.append(unit.name))
     for shard in ("0/2", "1/2"):
@@ -272,7 +272,7 @@ def test_the_expert_solves_the_task_and_is_recorded(cloned):
         launch.make_run(launch.Settings(algo="bc"), [Lane()])
 
 
-def test_clones_learn_what_the_expert_does(cloned):
+def test_clones_imitate_the_expert(cloned):
     folder, found = cloned
     assert found["algo"] == "bc" and found["lanes"][0]["critic_sparsity"] is None
     assert found["lanes"][0]["last_return"] == pytest.approx(200)  # dense: as good as the expert

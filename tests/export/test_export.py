@@ -291,7 +291,7 @@ def test_one_large_observation_by_hand(int8, tmp_path):
 
 @needs_compiler
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_c_actions_are_in_bounds_whatever_an_observation_holds(int8, tmp_path):
+def test_c_actions_are_in_bounds_for_any_observation(int8, tmp_path):
     policy = policy_of(CASES["depth-4"])
     act = compile_policy(policy, tmp_path, int8=int8)
     for value in (np.nan, np.inf, -np.inf):

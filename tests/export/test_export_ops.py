@@ -193,7 +193,7 @@ def test_sac_uses_the_first_half_of_the_outputs():
     assert np.abs(policy.act(obs) - wanted).max() <= TOLERANCE
 
 
-def test_pruning_keeps_what_others_read():
+def test_pruning_keeps_units_that_are_read():
     """Units read by a save, a norm or a sum stay; the two layers inside lose units."""
     policy = built(simba(5, 8, 2, 2, density=0.1)).pruned()
     assert [op.name for op in policy.ops].count("linear") == 6

@@ -71,7 +71,7 @@ def by_steps(steps: list[tuple], params: Any, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.fast
-def test_the_module_is_what_its_steps_say():
+def test_the_module_matches_its_steps():
     dense, compact = (agent.actor for agent in both("td3"))
     noise = lambda x: x + 0.1 * np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape)  # noqa: E731
     params = jax.tree.map(np.asarray, dense.params)

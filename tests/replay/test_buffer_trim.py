@@ -94,7 +94,7 @@ def test_trim_until_pops_no_more_than_it_must(shape):
 
 
 @pytest.mark.fast
-def test_trim_until_leaves_a_full_buffer_alone_if_told():
+def test_trim_until_can_skip_a_full_buffer():
     buf, _ = filled(SHAPES[0], 30)
     until = jax.jit(lambda b, m: buffer.trim_until(b, policy, 0.0, 4, full=False, b_max=m))
     assert int(until(buf, 17).length) == 17

@@ -138,7 +138,7 @@ def test_damaged_files_are_no_error(tmp_path, text):
     assert [unit.state for unit in status.find(tmp_path)] == ["failed"]
 
 
-def test_a_plan_names_no_directories_elsewhere(tmp_path):
+def test_a_plan_names_no_outside_directories(tmp_path):
     (tmp_path / "suites" / "a").mkdir(parents=True)
     beat(tmp_path / "secret")
     plan = [{"name": "x", "directory": "../../secret"}, {"name": "y", "directory": str(tmp_path)}]

@@ -109,7 +109,7 @@ def test_tiles_do_not_matter(tile, monkeypatch):
         check(params, masks, net, scores, 0.6, regrow, moved)
 
 
-def test_lanes_with_padding_and_own_fractions():
+def test_lanes_with_padding_and_different_fractions():
     rng = np.random.default_rng(6)
     widths, lives, fractions = (5, 8, 2), ((20, 9), (18, 9), (20, 8)), (0.0, 0.3, 0.5)
     lanes = [masked_network(rng, widths, live) for live in lives]

@@ -201,7 +201,7 @@ def test_momentum_goes_by_the_average_of_dense_gradients():
         rules.momentum(KEY, layer())
 
 
-def test_momentum_runs_masked_unless_told_otherwise():
+def test_momentum_runs_masked_by_default():
     cfg = config.make("td3", 11, 3, hidden=(256, 256), grow=("gradient", "momentum"))
     lane = config.Lane(grow="momentum", actor_sparsity=0.98, critic_sparsity=0.95)
     assert plan.choose(cfg, [lane], "auto")[0].execution == "masked"

@@ -47,7 +47,7 @@ def test_blocks(lanes, shards, turns, expected):
 
 
 @pytest.mark.fast
-def test_programs_do_not_take_turns_beside_each_other():
+def test_several_programs_are_not_halved():
     assert sizes(plan.blocks(parts_of(4, 2), 1, turns=True)) == [4, 2]
     assert sizes(plan.blocks(parts_of(4, 2), 4, turns=True)) == [1] * 6
 

@@ -47,7 +47,7 @@ def test_infinite_returns_give_no_numerical_warnings():
     assert row["mean_return"] == np.inf and np.isnan(row["std_return"])
 
 
-def test_seeds_are_the_lane_s_own():
+def test_seeds_depend_on_the_lane():
     assert seeds(3, Stream.EVALUATION, 4) == seeds(3, Stream.EVALUATION, 4)
     assert seeds(3, Stream.EVALUATION, 4)[:2] == seeds(3, Stream.EVALUATION, 2)
     assert not set(seeds(3, Stream.EVALUATION, 9)) & set(seeds(4, Stream.EVALUATION, 9))

@@ -188,7 +188,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(alone, tmp_path):
+def test_two_processes_give_the_results_of_one(alone, tmp_path):
     directory = tmp_path / "run"
     first, second = start_two("train", *FLAGS, f"--logdir={directory}")
     assert "process 1 of 2" in finish(second)
@@ -224,7 +224,7 @@ def test_a_run_of_one_process_cannot_be_resumed_by_two(alone):
 
 
 @pytest.mark.fast
-def test_what_is_wrong_is_said_before_anything_starts():
+def test_mistakes_are_reported_before_anything_starts():
     process = start("train", *FLAGS, "--num_processes=2")
     assert "--coordinator, --num_processes and --process_id must be given together" in finish(
         process, 2

@@ -70,7 +70,7 @@ def test_lanes_together_equal_lanes_alone(together):
         )
 
 
-def test_counters_tell_what_happened(together):
+def test_counters_count_events(together):
     evolutions = together.stats.evolutions["critic"]
     # 48 updates, every 4th due until T_end: 8 for the lane of interval 8.
     assert evolutions.tolist()[:3] == [0, 0, 0]

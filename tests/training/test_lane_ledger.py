@@ -183,7 +183,7 @@ def test_the_smoothed_gradient_is_dense_at_every_update():
         )
 
 
-def test_patterns_count_their_own_links():
+def test_patterns_determine_the_number_of_links():
     run = of_small(method="rlx2-srigl", actor_sparsity=0.4, critic_sparsity=0.4)
     # Fan-in of 2 x 4: 8 - 3 = 5 links over 4 units are 1 each; of 4 x 1: 3. Of 3 x 4: 8 are 2 each.
     assert (run.actor_parameters, run.critic_parameters) == (4 + 3, 8 + 3)

@@ -54,7 +54,7 @@ def test_paths_stay_in_the_run_directory(kind, field, path):
         manifest.check(meta)
 
 
-def test_other_files_behind_links_are_left_alone(tmp_path):
+def test_targets_of_symbolic_links_are_not_touched(tmp_path):
     other = tmp_path / "other"
     names = ("letter.txt", "rows.npy", "5.txt", "a.tmp", "7", "data")
     for name in names:

@@ -70,7 +70,7 @@ def test_what_updates_return_is_documented(algo):
     assert {METRICS[x].scope for x in own.program.no_metrics(state) if x != "finite"} == {"update"}
 
 
-def test_a_metric_of_the_user_s_own(group):
+def test_a_user_defined_metric(group):
     register_metric("doubled_time", "two per step", lambda lane: 2 * lane.time)
     first_row = lambda net: {"first": net.kernels[min(net.kernels)][0].sum()}  # noqa: E731
     register_metric("rows", "live links of the first row", first_row, scope="network")

@@ -106,7 +106,7 @@ def test_a_unit_keeps_its_chunks_when_memory_changes(whole, stopped, tmp_path, m
 
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("damage", ["cut", "delete", "flip", "empty"])
-def test_damaged_logs_are_rebuilt_and_told(whole, stopped, tmp_path, name, damage):
+def test_damaged_logs_are_rebuilt_and_reported(whole, stopped, tmp_path, name, damage):
     directory = copy(stopped, tmp_path)
     path = directory / name
     data = bytearray(path.read_bytes())
@@ -252,7 +252,7 @@ def test_checkpoints_of_another_form_are_refused(stopped, tmp_path, field):
         resume(directory)
 
 
-def test_other_versions_and_flags_are_told(stopped, tmp_path, monkeypatch):
+def test_other_versions_and_flags_are_reported(stopped, tmp_path, monkeypatch):
     directory = copy(stopped, tmp_path)
     real = fingerprint.fingerprint()
     monkeypatch.setattr(
@@ -362,7 +362,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_run(whole, tmp_path, monkeypa
     same(tmp_path, whole)
 
 
-def test_a_disk_that_stays_full_is_told_at_the_end(whole, tmp_path, monkeypatch):
+def test_a_disk_that_stays_full_is_reported_at_the_end(whole, tmp_path, monkeypatch):
     write = files.Log._write
     with monkeypatch.context() as patch:
 
@@ -453,7 +453,7 @@ def awkward():
         ("reset", 4, "lane rlx2, seed 0, evaluation at step 0: .*door is stuck"),
     ],
 )
-def test_environment_errors_outside_steps_are_told(awkward, tmp_path, fails, after, message):
+def test_environment_errors_outside_steps_are_reported(awkward, tmp_path, fails, after, message):
     awkward.fails, awkward.after = fails, after
     with pytest.raises(LaneFailure, match=message):
         execution.execute(small_run("Awkward-v0"), tmp_path, say=print, progress=False)
@@ -510,7 +510,7 @@ def test_a_directory_moved_while_its_run_trains_is_not_split(
     same(directory, whole)
 
 
-def test_a_directory_that_stays_away_is_told_at_the_end(whole, tmp_path, monkeypatch):
+def test_an_unavailable_directory_is_reported_at_the_end(whole, tmp_path, monkeypatch):
     report, directory, away = execution._Execution._report, tmp_path / "run", tmp_path / "away"
 
     def moving(self, chunk, loop):

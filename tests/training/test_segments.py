@@ -179,7 +179,7 @@ def test_the_loop_on_the_device_has_no_branch(algo, form, updates):
             assert branches(text) == {"loops": 1, "conditionals": 0}
 
 
-def test_the_event_has_what_the_loop_has_not():
+def test_the_event_has_loops():
     """Also a test of the search for branches."""
     (group,) = DeviceLoop(short_setting(), lanes_of("masked"), Still().env())._groups
     carry = (group.state, group.env_state)

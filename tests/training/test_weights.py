@@ -61,7 +61,7 @@ def donor(tmp_path_factory):
     return folder
 
 
-def test_files_hold_what_was_saved(donor):
+def test_files_contain_the_saved_arrays(donor):
     found = weights.load(donor / "final-0.npz")
     assert set(found) == {"actor", "critic"} and set(found["critic"].weights) == {"q1", "q2"}
     for network in found.values():
