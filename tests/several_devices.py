@@ -82,7 +82,7 @@ def compare(run: Run, whole: int, *others: list[int], stop: int = 150) -> dict[s
 
 
 def two() -> Any:
-    """A run on two devices; on one, stopped, continued on two. Each is compiled anew, so its
+    """A run on two devices; on one, stopped, continued on two. Each compiles again, so its
     programs are small."""
     run = small_run()
     cfg = dataclasses.replace(run.config, hidden=(16,), policy_delay=1, target_interval=1)

@@ -68,7 +68,7 @@ def test_steps_after_the_last_evaluation_are_made(trained, evaluations, steps):
 
 
 def test_steps_after_the_last_evaluation_are_a_loop_of_their_own():
-    """And where there are none, nothing is compiled for them."""
+    """If there are none, nothing is compiled for them."""
     config, loops = rlx2.make_config(Slide(), **SMALL), {}
     for evaluations in (3, 4):
         train = rlx2.make_train(Slide(), config, LANE, evaluations=evaluations, episodes=2)
