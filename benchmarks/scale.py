@@ -262,6 +262,10 @@ def main(_: Sequence[str]) -> int:
         results = measure(FLAGS.measure)
         files[FLAGS.measure].write_text(json.dumps(results, indent=1) + "\n")
         return 0
+    missing = [kind for kind, path in files.items() if not path.exists()]
+    if missing:
+        print(f"nothing measured yet: --measure={missing[0]} comes first", file=sys.stderr)
+        return 2
     lanes, memory = (json.loads(path.read_text()) for path in files.values())
     (docs / "scale.md").write_text(page(lanes, memory))
     plot(lanes["rows"], docs / "scale.png")

@@ -12,7 +12,14 @@ from rlx2_jax.option_table import MAX_LANES, SIZES
 from rlx2_jax.options import NEVER
 from rlx2_jax.training import fingerprint, guards
 from rlx2_jax.training import lane as lanes_
-from rlx2_jax.training.run import CONFIG, Run, available_memory, chunk_size, disk_bytes
+from rlx2_jax.training.run import (
+    CONFIG,
+    Run,
+    available_memory,
+    chunk_size,
+    disk_bytes,
+    room_for_lanes,
+)
 from rlx2_jax.training.settings import SettingError
 
 # Measured: peak bytes per link of a masked network, per MuJoCo environment of Gymnasium, and for
@@ -86,8 +93,7 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     fingerprint.device()
     check_window(run.config)
     memory = available_memory()
-    # Leave a third to the process, the compiler and others.
-    check_size(run.config, run.episodes, memory * 2 // 3, backend=run.backend)
+    check_size(run.config, run.episodes, room_for_lanes(run, memory), backend=run.backend)
     chunk_size(run, memory)
     if logdir is not None:
         _check_directory(logdir)

@@ -340,11 +340,20 @@ def memory_bytes(run: Run, lanes: Sequence[Lane] | None = None) -> int:
     return process_bytes(lanes) + sum(lane_bytes(run, lane) for lane in lanes)
 
 
+def room_for_lanes(run: Run, memory: int) -> int:
+    """The part of `memory` bytes that lanes may use."""
+    return max(0, int(0.95 * memory) - process_bytes(run.lanes))
+
+
+def largest_lane(run: Run) -> int:
+    """Memory of the lane that needs most."""
+    return max(lane_bytes(run, lane) for lane in run.lanes)
+
+
 def chunk_size(run: Run, memory: int) -> int:
     """Number of lanes that fit into `memory` bytes."""
-    each = max(lane_bytes(run, lane) for lane in run.lanes)
-    process = process_bytes(run.lanes)
-    fits = int(max(0, 0.95 * memory - process) // each)
+    each, process = largest_lane(run), process_bytes(run.lanes)
+    fits = room_for_lanes(run, memory) // each
     if fits < 1 or (run.chunk and run.chunk > fits):
         wanted = run.chunk or 1
         advice = f", or --chunk={fits}" if fits else ""
@@ -360,4 +369,4 @@ def disk_bytes(run: Run) -> int:
     """Upper bound on disk space for checkpoints: the replay rows of two chunks, and a few copies of
     the rest."""
     lanes = min(len(run.lanes), 2 * run.chunk if run.chunk else len(run.lanes))
-    return lanes * lane_bytes(run) + (run.keep + 1) * len(run.lanes) * 4_000_000
+    return lanes * largest_lane(run) + (run.keep + 1) * len(run.lanes) * 4_000_000

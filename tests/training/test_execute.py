@@ -12,9 +12,16 @@ from small_runs import rows, small_run, stop_after
 
 from rlx2_jax import config
 from rlx2_jax.training import execute as execution
-from rlx2_jax.training import guards, weights
+from rlx2_jax.training import guards, preflight, weights
 from rlx2_jax.training.lane_group import LaneFailure
-from rlx2_jax.training.run import RunError, chunk_size, process_bytes, read_run
+from rlx2_jax.training.run import (
+    RunError,
+    chunk_size,
+    largest_lane,
+    process_bytes,
+    read_run,
+    room_for_lanes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +121,17 @@ def test_an_existing_run_is_not_overwritten(whole):
 def test_one_compact_lane_makes_the_process_larger():
     masked, compact = config.Lane(execution="masked"), config.Lane(execution="compact")
     assert process_bytes([masked, compact]) == process_bytes([compact]) > process_bytes([masked])
+
+
+@pytest.mark.fast
+def test_every_check_of_memory_leaves_the_same_room():
+    """A lane that fits into a chunk is not refused as too large."""
+    run = small_run()
+    room = room_for_lanes(run, 10**10)
+    assert room == int(0.95e10) - process_bytes(run.lanes)
+    assert room_for_lanes(run, 10) == 0
+    assert chunk_size(run, 10**10) == min(len(run.lanes), room // largest_lane(run))
+    preflight.check_size(run.config, run.episodes, room)
 
 
 def test_what_does_not_fit_is_refused_with_advice(tmp_path):
