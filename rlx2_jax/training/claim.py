@@ -11,7 +11,7 @@ from rlx2_jax import files
 from rlx2_jax.envs import time_limit
 from rlx2_jax.files import Damaged
 from rlx2_jax.kernels import native
-from rlx2_jax.training import fingerprint, logging, manifest, weights
+from rlx2_jax.training import fingerprint, heartbeat, logging, manifest, weights
 from rlx2_jax.training.checkpoint import Checkpoints, Saved
 from rlx2_jax.training.logging import SUMMARY as SUMMARY
 from rlx2_jax.training.run import (
@@ -233,7 +233,9 @@ def damaged(directory: Path) -> list[str]:
         whole = (directory / CURVES).read_bytes().endswith(_PNG_END)
     except OSError:
         whole = False
-    return found if whole else [*found, CURVES]
+    found += [] if whole else [CURVES]
+    stated = heartbeat.state_of(directory) == heartbeat.FINISHED
+    return found if stated else [*found, heartbeat.NAME]
 
 
 def _trained(directory: Path) -> bool:

@@ -82,6 +82,14 @@ class Heartbeat:
                 return
 
 
+def state_of(directory: Path) -> str | None:
+    """The recorded state of a run; None if `status.json` is missing or unreadable."""
+    try:
+        return files.parse_json(directory / NAME).get("state")
+    except files.Damaged:
+        return None
+
+
 def record(directory: Path, state: str, **more: Any) -> None:
     """Writes the status of a run atomically: readers see either the old or the new one."""
     about = {"state": state, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}

@@ -57,7 +57,8 @@ def test_a_finished_unit_is_not_run_again(toy, monkeypatch, capsys):
 def test_damaged_results_of_finished_units_are_restored(toy, tmp_path, capsys):
     shutil.copytree(toy, tmp_path / "copy")
     folder = tmp_path / "copy" / "toy" / "inverted-pendulum-ss"
-    (folder / "curves.png").write_bytes(b"")
+    for name in ("curves.png", "status.json"):
+        (folder / name).write_bytes(b"")
     (folder / "final" / "lane-0.npz").unlink()
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
@@ -76,7 +77,7 @@ def test_damaged_results_of_finished_units_are_restored(toy, tmp_path, capsys):
         "initial/lane-0.npz",
         "final/lane-0.npz",
     )
-    assert f"but {', '.join([*names, 'curves.png'])} is missing or damaged" in told
+    assert f"but {', '.join([*names, 'curves.png', 'status.json'])} is missing or damaged" in told
     assert told.count("finished before") == 4
     for name in names:
         assert (folder / name).read_bytes() == (toy / "toy" / folder.name / name).read_bytes()
