@@ -7,6 +7,7 @@ JSON object.
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from device_tasks import Still, lanes_of, short_setting
 from small_runs import small_run
 
@@ -114,9 +116,23 @@ def on_the_device() -> Any:
     return compare(dataclasses.replace(run, config=cfg, lanes=lanes), 4, [1], [2, 4], stop=3)
 
 
+PARTITIONS = re.compile(r"num_(?:partitions|replicas) ?= ?(\d+)")
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "collective_permute"),
+    *("collective_broadcast", "partition_id", "replica_id", "send", "recv"),
+)
+
+
+def communication(text: str) -> list[str]:
+    """Collective operations in the text of a lowered (StableHLO) or compiled (HLO) program."""
+    text = text.replace("-", "_")
+    return [x for x in COLLECTIVES if re.search(rf"\b{x}(_start)?\b\"?[ (<]", text)]
+
+
 def once() -> Any:
     """Four devices, one compilation: how often each program of the loop was compiled and loaded,
-    and on how many devices states are."""
+    on how many devices states are, and which programs communicate, lowered for each platform and
+    compiled."""
     cfg, lanes = short_setting(), lanes_of("masked", 4)
     env = Still().env()
     loop = DeviceLoop(cfg, lanes, env, devices=devices.choose(4), shards=4)
@@ -124,7 +140,23 @@ def once() -> Any:
     steps = loop._groups[0]._steps
     own = (steps.plain, steps.event)
     places = {devices.device_of(state) for state in loop.states()}
+    group = loop._groups[1]
+    carry, t, rest = (group.state, group.env_state), jnp.int32(20), (group.program.hyper,)
+    static = (group.program.config, True)
+    traced = [
+        steps.plain.jitted.trace(carry, t, t, *rest, *static),
+        steps.event.jitted.trace(carry, t, *rest, *static),
+    ]
+    texts = [
+        x.lower(lowering_platforms=(platform,)).as_text()
+        for x in traced
+        for platform in ("cpu", "cuda", "tpu")
+    ]
+    texts += [str(c.as_text()) for x in own for c in x._compiled.values()]
     return {
+        "programs": len(texts),
+        "communicate": [communication(text) for text in texts if communication(text)],
+        "partitions": sorted({int(n) for x in texts for n in PARTITIONS.findall(x)}),
         "compiled": [len(x._compiled) for x in own],
         "loaded": [len(x._loaded) for x in own],
         "jit": [x.jitted._cache_size() for x in own],  # pyright: ignore

@@ -3,18 +3,18 @@
 import contextlib
 import time as clock
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlx2_jax.config import Config, Lane
+from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.envs import EnvironmentFailure, HostEnvs
 from rlx2_jax.replay import buffer
 from rlx2_jax.training import host_callback, plan
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.callback_runner import CallbackRunner
+from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.evaluate import HostEvaluator, seeds
 from rlx2_jax.training.lane import LaneState, Stream
 from rlx2_jax.training.lane_group import Group, explain
@@ -144,7 +144,9 @@ class HostLoop(Loop):
                 raise explain(failure, lanes, self._envs_per_lane, "restart") from failure
             group.state, group.time = group.program.put(saved.state), saved.time
             if not (exact and envs.exact_restore):
-                group.state = _restart(group, self._by_lane(obs))
+                hyper, t = group.program.hyper, np.int32(group.time + 1)
+                obs = jnp.asarray(self._by_lane(obs))
+                group.state = _restart(group.state, obs, t, hyper, group.program.config)
         self.time = min(group.time for group in self._groups)
 
     @property
@@ -160,13 +162,16 @@ class HostLoop(Loop):
         super().close()
 
 
-def _restart(group: Group, obs: np.ndarray) -> LaneState:
+def _restart_lanes(
+    state: LaneState, obs: jax.Array, t: jax.Array, hyper: Hyper, config: Config
+) -> LaneState:
     """The lanes' states with the old episodes cut and new ones started at `obs`."""
-    config, t = group.program.config, group.time + 1
 
-    def one(state: LaneState, obs: jax.Array, hyper: Any) -> LaneState:
+    def one(state: LaneState, obs: jax.Array, hyper: Hyper) -> LaneState:
         state = state._replace(replay=buffer.cut(state.replay))
-        return state._replace(acting=lanes_.act(state, obs, jnp.int32(t), config, hyper))
+        return state._replace(acting=lanes_.act(state, obs, t, config, hyper))
 
-    restart = jax.jit(jax.vmap(one), donate_argnums=0)
-    return restart(group.state, jnp.asarray(obs), group.program.hyper)
+    return jax.vmap(one)(state, obs, hyper)
+
+
+_restart = SharedJit(_restart_lanes, static=(4,), donate=(0,))

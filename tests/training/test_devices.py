@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from several_devices import in_a_process
+from several_devices import communication, in_a_process
 from small_runs import small_run
 
 from rlx2_jax import config
@@ -98,22 +98,36 @@ def test_the_same_numbers_on_any_devices(case, count, rows, same):
     assert found == {"rows": rows, "shards": count, "same": [True] * same}
 
 
-def test_a_program_is_compiled_once_for_all_devices():
+def test_a_program_is_compiled_once_for_all_devices_and_does_not_communicate():
     """In warm-up and after it; `jit` itself compiles nothing."""
     found = in_a_process("once", 4)
     plain, event = found["compiled"]
     assert plain == 2 and event in (1, 2)  # an event need not fall into warm-up
     assert found["loaded"] == [4 * plain, 4 * event]
     assert found["jit"] == [0, 0] and found["devices"] == 4
+    assert found["programs"] == 2 * 3 + plain + event
+    assert found["communicate"] == [] and found["partitions"] == [1]
 
 
 @pytest.mark.fast
-def test_programs_have_no_collective():
-    """A block is a program on one device, without communication."""
+def test_the_search_for_collectives():
+    """In a sum over devices, lowered and compiled."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    total = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=spec, out_specs=spec)
+    traced = jax.jit(total).trace(jnp.arange(3.0))
+    for platform in ("cpu", "cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert communication(text) == ["all_reduce"]
+    hlo = "  %y = f32[3]{0} all-reduce-start(%x), replica_groups={{0,1}}"
+    assert communication(hlo) == ["all_reduce"]
+    assert communication("%x = f32[3]{0} add(%all_reduced, %received)") == []
+
+
+@pytest.mark.fast
+def test_a_program_runs_where_its_argument_is():
     double = devices.SharedJit(lambda x: 2 * x)
     (device,) = jax.local_devices()
-    x = devices.put(jnp.arange(3.0), device)
-    np.testing.assert_array_equal(double(x), [0.0, 2.0, 4.0])
-    (compiled,) = double._compiled.values()
-    text = str(compiled.as_text())
-    assert "num_partitions" not in text and "all-" not in text
+    found = double(devices.put(jnp.arange(3.0), device))
+    np.testing.assert_array_equal(found, [0.0, 2.0, 4.0])
+    assert devices.device_of(found) == device and len(double._compiled) == 1
