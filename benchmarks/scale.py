@@ -4,7 +4,8 @@
     python -m benchmarks.scale --measure=memory    # a lane of the paper's tasks, compiled only
     python -m benchmarks.scale                     # docs/scale.md and docs/scale.png
 
-The first two write docs/measured/scale-*.json, from which the page is made.
+The first two write docs/measured/scale-*.json; the page shows those that exist. Only the first
+measures times and needs a quiet machine.
 """
 
 import json
@@ -35,7 +36,12 @@ FLAGS = flags.FLAGS
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEPS = 200  # timed steps
 # Observation and action sizes of the -v5 tasks.
-TASKS = {"Hopper": (11, 3), "HalfCheetah": (17, 6), "Ant": (105, 8), "Humanoid": (348, 17)}
+TASKS = {
+    "Hopper": (11, 3),
+    "HalfCheetah, Walker2d": (17, 6),
+    "Ant": (105, 8),
+    "Humanoid": (348, 17),
+}
 GIGABYTE = 10**9
 ACCELERATORS = {
     "T4": 16,
@@ -150,51 +156,63 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def page(lanes: dict[str, Any], memory: dict[str, Any]) -> str:
-    """docs/scale.md."""
-    return "\n".join(
-        [
-            "# Scale",
-            "",
-            "Lanes share one compiled program, so compile time should not grow with them, and",
-            "memory should grow in proportion. This page is written by `python -m",
-            "benchmarks.scale` from `docs/measured/scale-*.json`.",
-            "",
-            "## 1 to 256 lanes",
-            "",
-            "RLx2-TD3 with 32 x 32 units, batches of 32 and room for 10,000 transitions, in the",
-            "compiled loop of lanes and environments, on a task with a one-number state.",
-            _machine(lanes),
-            "",
-            "![Compile time, memory and time per step against lanes](scale.png)",
-            "",
-            table(
-                ["lanes", "compile, s", "memory, MB", "per lane, MB", "step, µs", "per lane, µs"],
-                [_lanes_cells(row) for row in lanes["rows"]],
-            ),
-            "",
-            "Memory is that of the compiled program (`memory_analysis()`): state, replay and",
-            "temporaries.",
-            "",
-            "## How many lanes fit on an accelerator",
-            "",
-            "**Derived, not measured on these accelerators.** The bytes per lane are those of the",
-            "programs that train it, compiled for a CPU without the CPU's kernels: masked TD3,",
-            "256 x 256 units, batches of 256, a replay buffer of 1,000,000 transitions. Each",
-            f"device gives {SHARE:.0%} of its memory to JAX (the default on GPUs), of which",
-            f"{PROCESS} GB is reserved for programs and runtime. Compilers for accelerators plan",
-            "temporaries differently, but these are a small part here.",
-            "",
-            table(
-                ["task", "replay, GB", "all, GB", *ACCELERATORS],
-                [_memory_cells(row) for row in memory["rows"]],
-            ),
-            "",
-            "Memory is proportional to `--capacity`. With several devices, each holds this",
-            "many lanes (`--devices`).",
-            "",
-        ]
-    )
+def page(lanes: dict[str, Any] | None, memory: dict[str, Any] | None) -> str:
+    """docs/scale.md: a section for each measurement that exists."""
+    sections = [
+        "# Scale",
+        "",
+        "Lanes share one compiled program, so compile time should not grow with them, and memory",
+        "should grow in proportion. This page is written by `python -m benchmarks.scale` from",
+        "`docs/measured/scale-*.json`.",
+    ]
+    if lanes is not None:
+        sections += _lanes_section(lanes)
+    if memory is not None:
+        sections += _memory_section(memory)
+    return "\n".join([*sections, ""])
+
+
+def _lanes_section(lanes: dict[str, Any]) -> list[str]:
+    return [
+        "",
+        "## 1 to 256 lanes",
+        "",
+        "RLx2-TD3 with 32 x 32 units, batches of 32 and room for 10,000 transitions, in the",
+        "compiled loop of lanes and environments, on a task with a one-number state.",
+        _machine(lanes),
+        "",
+        "![Compile time, memory and time per step against lanes](scale.png)",
+        "",
+        table(
+            ["lanes", "compile, s", "memory, MB", "per lane, MB", "step, µs", "per lane, µs"],
+            [_lanes_cells(row) for row in lanes["rows"]],
+        ),
+        "",
+        "Memory is that of the compiled program (`memory_analysis()`): state, replay and",
+        "temporaries.",
+    ]
+
+
+def _memory_section(memory: dict[str, Any]) -> list[str]:
+    return [
+        "",
+        "## How many lanes fit on an accelerator",
+        "",
+        "**Derived, not measured on these accelerators.** The bytes per lane are those of the",
+        "programs that train it, compiled for a CPU without the CPU's kernels: masked TD3,",
+        "256 x 256 units, batches of 256, a replay buffer of 1,000,000 transitions. Each",
+        f"device gives {SHARE:.0%} of its memory to JAX (the default on GPUs), of which",
+        f"{PROCESS} GB is reserved for programs and runtime. Compilers for accelerators plan",
+        "temporaries differently, but these are a small part here.",
+        "",
+        table(
+            ["task", "replay, GB", "all, GB", *ACCELERATORS],
+            [_memory_cells(row) for row in memory["rows"]],
+        ),
+        "",
+        "Memory is proportional to `--capacity`. With several devices, each holds this",
+        "many lanes (`--devices`).",
+    ]
 
 
 def _machine(results: dict[str, Any]) -> str:
@@ -262,13 +280,13 @@ def main(_: Sequence[str]) -> int:
         results = measure(FLAGS.measure)
         files[FLAGS.measure].write_text(json.dumps(results, indent=1) + "\n")
         return 0
-    missing = [kind for kind, path in files.items() if not path.exists()]
-    if missing:
-        print(f"nothing measured yet: --measure={missing[0]} comes first", file=sys.stderr)
+    found = {k: json.loads(path.read_text()) for k, path in files.items() if path.exists()}
+    if not found:
+        print("nothing measured yet: use --measure=memory or --measure=lanes", file=sys.stderr)
         return 2
-    lanes, memory = (json.loads(path.read_text()) for path in files.values())
-    (docs / "scale.md").write_text(page(lanes, memory))
-    plot(lanes["rows"], docs / "scale.png")
+    (docs / "scale.md").write_text(page(found.get("lanes"), found.get("memory")))
+    if "lanes" in found:
+        plot(found["lanes"]["rows"], docs / "scale.png")
     return 0
 
 
