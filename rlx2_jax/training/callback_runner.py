@@ -29,7 +29,7 @@ from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array
 
 # Each running group occupies one device thread. With more groups than threads, groups take turns
-# and synchronize after this many steps, so that all can stop at the same time.
+# and synchronize after at least this many steps, so that all can stop at the same time.
 _SYNC_INTERVAL = 100
 
 
@@ -108,11 +108,14 @@ class CallbackRunner:
         self._compiling, self._compiled = threading.Lock(), set()
 
     def advance(self, until: int, stop: Callable[[], bool]) -> None:
-        """Advances all groups to `until`, or to a common earlier time once `stop()` is true."""
+        """Advances all groups to `until`, or to a common earlier time once `stop()` is true.
+
+        That is the end of a loop body, so that numbers do not depend on where a run stops.
+        """
         self.seconds = 0.0
         time = min(group.time for group in self._groups)
         while time < until:
-            time = until if self._all_run else min(until, time + _SYNC_INTERVAL)
+            time = until if self._all_run else min(until, self._body_end(time + _SYNC_INTERVAL))
             try:
                 self._together(time, stop)
             finally:
@@ -128,7 +131,7 @@ class CallbackRunner:
         def ends(t: int) -> bool:
             # A group may already be one step ahead: stop at a time that all groups can reach.
             if not end and (stop() or any(callback.failure for callback in self.callbacks)):
-                end.append(1 + max(callback.time for callback in self.callbacks))
+                end.append(self._body_end(1 + max(callback.time for callback in self.callbacks)))
             return bool(end) and t >= end[0]
 
         self._ends = ends
@@ -149,6 +152,10 @@ class CallbackRunner:
         self._threads.shutdown()
         for callback in self.callbacks:
             callback.close()
+
+    def _body_end(self, time: int) -> int:
+        """The first time, `time` or later, at which no group's loop is inside a body."""
+        return max(segments.body_end(group.program.config, time) for group in self._groups)
 
     def _run(self, group: Group, callback: HostCallback, until: int) -> None:
         """Advances a group to `until`, or until its callback stops it."""

@@ -5,9 +5,10 @@ advance. All other steps are plain: policy delay and target updates repeat with 
 the loop body runs one full period and needs no run-time conditions. On a GPU every conditional
 would cost a round trip to the host.
 
-Bodies always start at a multiple of the period after warm-up and skip steps that are not requested.
-So the same machine code always executes a given time step, and a run that was stopped anywhere
-continues bit for bit.
+Bodies always start at a multiple of the period after warm-up and skip steps that are not
+requested, so the same machine code always executes a given time step. Numbers can still depend on
+where a body is cut in two: XLA may recompute the result of one step inside the next, and round it
+differently there. A run therefore stops only at the end of a body, and continues bit for bit.
 """
 
 import itertools
@@ -106,6 +107,13 @@ def body_start(config: Config, time: Any, learn: bool) -> Any:
     """The time before the first step of the body that contains the step after `time`."""
     size, first = len(phases(config, learn)), warmup_time(config) if learn else 0
     return first + (time - first) // size * size
+
+
+def body_end(config: Config, time: int) -> int:
+    """The first end of a body at `time` or later; in warm-up, every step is one."""
+    warm = warmup_time(config)
+    size = len(phases(config, time > warm))
+    return time + (warm - time) % size
 
 
 def plain_steps(

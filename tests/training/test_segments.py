@@ -90,6 +90,17 @@ def test_a_body_is_one_period_of_delays(delay, interval, updates, steps, each):
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("learn", [True, False])
+def test_bodies_follow_each_other(learn):
+    cfg = short_setting(policy_delay=2, target_interval=3)  # six steps; warm-up ends at 9
+    for t in range(9, 40) if learn else range(9):
+        start, end = segments.body_start(cfg, t, learn), segments.body_end(cfg, t)
+        assert start <= t <= end
+        assert end - start == (6 if t > start else 0)
+        assert (start - 9) % 6 == 0 or not learn
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize(("interval", "runs"), [(1, [19, 1]), (10, [9, 1, 9, 1]), (20, [19, 1])])
 def test_equal_updates_of_a_long_period_are_a_loop(interval, runs):
     cfg = short_setting(policy_delay=20, target_interval=interval, updates_per_step=40)
