@@ -25,7 +25,7 @@ from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.training import distributed, lane_product, launch, plan, preflight, summary
 from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.guards import Stopped
-from rlx2_jax.training.hosts import PATIENCE, HostLost, Hosts, meet
+from rlx2_jax.training.hosts import PATIENCE, HostLost, Hosts, check_place, meet
 from rlx2_jax.training.lane_group import LaneFailure
 from rlx2_jax.training.run import Run, RunError, read_run, with_time_limit
 from rlx2_jax.training.settings import SettingError
@@ -231,8 +231,7 @@ def resume(given: flags.FlagValues) -> int:
 def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
     """This process's place among those of the run, and the run directory of process 0."""
     place = (given.coordinator, given.num_processes, given.process_id)
-    if len({x is None for x in place}) > 1:
-        raise SettingError("--coordinator, --num_processes and --process_id must be given together")
+    check_place(*place)
     alone = given.dry_run or not (given.distributed or given.coordinator)
     return (Hosts(), logdir) if alone else meet(logdir, *place)
 

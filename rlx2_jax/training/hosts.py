@@ -1,26 +1,28 @@
 """Multi-host runs: process discovery, and detection of lost processes.
 
-Processes find each other through `jax.distributed` and disconnect immediately. Lanes need no
-communication, so each process trains its lanes on its local devices, and JAX would kill a connected
-process, before it can save, when another one is lost. Afterwards each process writes a heartbeat
-file to the shared run directory.
+Processes find each other through `jax.distributed` in subprocesses (`meeting.py`), which then end.
+Lanes need no communication, so each process trains its lanes on its local devices, and JAX would
+kill a connected process, before it can save, when another one is lost. Each process writes a
+heartbeat file to the shared run directory instead.
 """
 
 import contextlib
 import dataclasses
+import json
 import os
+import re
+import subprocess
+import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
-
-import jax
-from jax._src import distributed  # the key-value store has no public name
 
 FOLDER = "hosts"
 PATIENCE = 60.0  # seconds without a heartbeat after which a process counts as lost
 _RECORD = 512  # bytes of a heartbeat; a fixed size can be overwritten in place on a full disk
+_SCRIPT = Path(__file__).with_name("meeting.py")
+_STATUS = re.compile(r"\b[A-Z]+_[A-Z_]+: .*|\b(?:UNAVAILABLE|ABORTED|INTERNAL|UNKNOWN): .*")
 TRAINING, DONE, STOPPED = "training", "done", "stopped"
 
 
@@ -50,25 +52,47 @@ def meet(
     Arguments that are not given are detected from SLURM, Open MPI, Kubernetes or TPU pod metadata.
 
     Raises:
-      ValueError: nothing was detected, or the arguments contradict each other.
+      ValueError: nothing was detected, the arguments contradict each other, or the processes did
+        not find each other within `seconds`.
     """
-    try:
-        jax.distributed.initialize(coordinator, count, index, initialization_timeout=seconds)
-    except (ValueError, TypeError) as error:
+    check_place(coordinator, count, index)
+    request = json.dumps([logdir or "", coordinator, count, index, seconds])
+    command = [sys.executable, "-P", str(_SCRIPT), request]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        at = f" at {coordinator}" if coordinator else ""
         raise ValueError(
-            f"--distributed: {error} Give --coordinator=host:port, --num_processes and "
+            f"--distributed: the processes did not find each other{at} ({_reason(done.stderr)}). "
+            f"Start all of them within {seconds} s, with the same coordinator, which must be "
+            f"reachable from every host"
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "error" in found:
+        raise ValueError(
+            f"--distributed: {found['error']} Give --coordinator=host:port, --num_processes and "
             f"--process_id, or start the processes with srun, mpirun, Kubernetes or on a TPU pod"
-        ) from error
-    state = distributed.global_state
-    assert state.client is not None
-    index, count = state.process_id, int(state.num_processes or 1)
-    if index == 0:
-        state.client.key_value_set("rlx2/session", f"{uuid.uuid4().hex} {logdir or ''}")
-    message = state.client.blocking_key_value_get("rlx2/session", 1000 * seconds)
-    jax.distributed.shutdown()  # waits for all processes
-    state.process_id, state.num_processes = 0, 1  # JAX's backends and Orbax read these
-    session, _, agreed = message.partition(" ")
-    return Hosts(index, count, session), agreed
+        )
+    return Hosts(found["index"], found["count"], found["session"]), found["logdir"]
+
+
+def check_place(coordinator: str | None, count: int | None, index: int | None) -> None:
+    """Raises ValueError unless the arguments of `meet` agree; all may be None."""
+    if len({x is None for x in (coordinator, count, index)}) > 1:
+        raise ValueError("--coordinator, --num_processes and --process_id must be given together")
+    if coordinator is None or count is None or index is None:
+        return
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"--coordinator={coordinator}: use host:port, for instance node0:1234")
+    if not 0 <= index < count:
+        raise ValueError(f"--process_id={index}: use 0 to {count - 1} with --num_processes={count}")
+
+
+def _reason(text: str) -> str:
+    """What JAX wrote before it ended: its status (`DEADLINE_EXCEEDED: ...`), else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = [match[0] for match in map(_STATUS.search, lines) if match]
+    return (found or lines or ["no message"])[-1][:200]
 
 
 class Watch:

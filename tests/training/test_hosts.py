@@ -14,7 +14,7 @@ from several_devices import environment, logs
 from small_runs import small_run
 
 from rlx2_jax import files
-from rlx2_jax.training import distributed, parts
+from rlx2_jax.training import distributed, hosts, parts
 from rlx2_jax.training.hosts import DONE, FOLDER, HostLost, Hosts, Watch
 from rlx2_jax.training.run import Run, RunError
 
@@ -224,11 +224,50 @@ def test_a_run_of_one_process_cannot_be_resumed_by_two(alone):
 
 
 @pytest.mark.fast
-def test_mistakes_are_reported_before_anything_starts():
-    process = start("train", *FLAGS, "--num_processes=2")
-    assert "--coordinator, --num_processes and --process_id must be given together" in finish(
-        process, 2
-    )
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ((None, 2, None), "--coordinator, --num_processes and --process_id must be given together"),
+        (("node0", 2, 0), "--coordinator=node0: use host:port"),
+        (("node0:http", 2, 0), "--coordinator=node0:http: use host:port"),
+        ((":1234", 2, 0), "--coordinator=:1234: use host:port"),
+        (("node0:123456", 2, 0), "--coordinator=node0:123456: use host:port"),
+        (("node0:1234", 2, 2), "--process_id=2: use 0 to 1 with --num_processes=2"),
+    ],
+)
+def test_mistakes_are_reported_before_anything_starts(place, message):
+    with pytest.raises(ValueError, match=message):
+        hosts.meet("run", *place)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (("--num_processes=2",), "must be given together"),
+        (("--coordinator=node0", "--num_processes=2", "--process_id=0"), "use host:port"),
+    ],
+)
+def test_a_dry_run_reports_them_too(own, message):
+    said = finish(start("train", *FLAGS, "--dry_run", *own), 2)
+    assert message in said and "Traceback" not in said
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("index", [0, 1])
+def test_processes_that_never_appear(index):
+    """JAX aborts the process that waits for them."""
+    address = f"localhost:{free_port()}"
+    with pytest.raises(ValueError, match=r"did not find each other at \S+ \(DEADLINE_EXCEEDED: "):
+        hosts.meet("run", address, 2, index, seconds=2)
+
+
+@pytest.mark.fast
+def test_nothing_to_detect(monkeypatch):
+    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match=r"--distributed: .* Give --coordinator=host:port"):
+        hosts.meet("run")
 
 
 def test_threads_are_not_left_behind(tmp_path):
