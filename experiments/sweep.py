@@ -75,6 +75,17 @@ def overrides_of(given: dict[str, Any]) -> dict[str, Any]:
     return {**found, "env_backend": "envpool"} if version == "v3" and backend is None else found
 
 
+def check_launcher_flags(given: flags.FlagValues) -> None:
+    """Raises if flags of another launcher are given: without it they have no effect."""
+    for other in set(launchers.NAMES) - {given.launcher}:
+        stray = [f"--{name}" for name in sorted(given) if name.startswith(f"{other}_")]
+        stray = [name for name in stray if given[name[2:]].present]
+        if stray:
+            raise ValueError(
+                f"{', '.join(stray)}: needs --launcher={other}, not --launcher={given.launcher}"
+            )
+
+
 def select(units: list[base.Unit], patterns: list[str]) -> list[base.Unit]:
     """The units whose names match one of `patterns`, in the order of the patterns."""
     found = [u for p in patterns for u in units if fnmatch.fnmatchcase(u.name, p)]
@@ -276,6 +287,7 @@ def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
     if given.budget == "smoke":  # compiling takes longer than running: do not optimise
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
+        check_launcher_flags(given)
         names = ("fraction", "seeds", "first_seed", "evaluations")
         changes = {name: given[name].value for name in names}
         overrides = {n: given[n].value for n in settings if n not in names}

@@ -36,7 +36,8 @@ def cluster(tmp_path, monkeypatch):
 def begin(cluster, logdir, *flags, launcher="ray"):
     command = [sys.executable, "-m", "experiments.sweep", "--suite=toy", "--seeds=1"]
     command += [f"--logdir={logdir}", f"--launcher={launcher}", *flags]
-    command += [f"--ray_address={cluster.address}"]
+    if launcher == "ray":
+        command += [f"--ray_address={cluster.address}"]
     with (logdir.parent / f"{logdir.name}.said").open("w") as said:
         return subprocess.Popen(command, stdout=said, stderr=said)
 

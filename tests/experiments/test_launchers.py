@@ -289,3 +289,22 @@ def test_a_missing_package_is_named(name, tmp_path, monkeypatch, capsys):
     values = parsed("--suite=toy", "--seeds=1", f"--logdir={tmp_path}", f"--launcher={name}")
     assert sweep.command(values, ["seeds"]) == 2
     assert f"--launcher={name} needs the package {package}: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            ("--slurm_gpus=1", "--slurm_mem=8GB"),
+            "--slurm_gpus, --slurm_mem: needs --launcher=slurm",
+        ),
+        (("--launcher=slurm", "--ray_cpus=2"), "--ray_cpus: needs --launcher=ray, not --launcher="),
+    ],
+)
+def test_flags_of_another_launcher_are_refused(own, message, tmp_path, capsys):
+    """Also by a dry run: a sweep must not start on a login node by mistake."""
+    values = parsed("--suite=toy", "--dry_run", f"--logdir={tmp_path}", *own)
+    assert sweep.command(values, ["seeds"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and not said.out
