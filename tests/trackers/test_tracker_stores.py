@@ -171,3 +171,57 @@ def test_stores_hold_the_tables_after_kills_at_any_moment(tmp_path, tracker):
 def checkpoint(directory):
     path = directory / "checkpoint"
     return int(path.read_text().split()[0]) if path.exists() else 0
+
+
+@pytest.fixture
+def trackio_lane(tmp_path, monkeypatch):
+    """Opens a lane in a new store; returns its storage class too."""
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+    from rlx2_jax.trackers import trackio
+    from rlx2_jax.trackers.base import TrackedLane
+
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path)
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
+    monkeypatch.setattr(trackio, "_PAUSE", 0.01)
+    lane = TrackedLane("abc-0", "0:rlx2/s0", "group", "run", "rlx2", {"seed": 0}, tmp_path)
+    return lambda: trackio.TrackioLane(lane), SQLiteStorage
+
+
+def test_rows_that_trackio_cannot_write_are_repeated(trackio_lane, tmp_path, monkeypatch):
+    """A store that is locked for longer than Trackio waits; rows keep their order."""
+    make, storage = trackio_lane
+    lane, write, calls = make(), storage.bulk_log, []
+
+    def locked(*args, **options):
+        calls.append(options["steps"])
+        if len(calls) <= 3:
+            raise OSError("Could not acquire database lock after 10 seconds")
+        return write(*args, **options)
+
+    monkeypatch.setattr(storage, "bulk_log", locked)
+    for step in range(6):
+        lane.log(step, {"q": float(step)})
+        time.sleep(0.2)
+    lane.close(None)
+    assert len(calls) > 3
+    (store,) = tmp_path.glob("*.db")
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        rows = database.execute("SELECT step FROM metrics ORDER BY id").fetchall()
+    assert [step for (step,) in rows] == list(range(6))
+    assert make().last == 5
+
+
+def test_rows_that_trackio_never_writes_are_an_error(trackio_lane, monkeypatch):
+    make, storage = trackio_lane
+
+    def broken(*args, **options):
+        raise OSError("disk full")
+
+    lane = make()
+    monkeypatch.setattr(storage, "bulk_log", broken)
+    lane.log(0, {"q": 1.0})
+    with pytest.raises(OSError, match="disk full"):
+        lane.close(None)
+    monkeypatch.undo()
