@@ -1,11 +1,13 @@
 """Compares the MJX backend with Gymnasium, step by step and over whole episodes.
 
     python -m benchmarks.mjx_parity --tasks=Hopper-v5 --runs=Hopper-v5=runs/hopper --x64
+    python -m benchmarks.mjx_parity --tasks=Hopper-v5 --runs=Hopper-v5=runs/hopper-mjx --states=0
     python -m benchmarks.mjx_parity --page
 
 Half of the states come from random actions, half from the policy of a run directory with
-exploration noise. From each state, both engines take the same step. Results are added to
-docs/measured/mjx.json task by task; `--page` writes the tables into docs/mjx.md.
+exploration noise. From each state, both engines take the same step. Then the policy plays whole
+episodes in both, wherever it was trained. Results are added to docs/measured/mjx.json one by one;
+`--page` writes the tables into docs/mjx.md.
 """
 
 import json
@@ -25,12 +27,15 @@ from absl import app, flags
 from rlx2_jax.cli import crash
 from rlx2_jax.envs.mjx import Simulation, State
 from rlx2_jax.envs.mujoco_tasks import TASKS, Physics
+from rlx2_jax.export import folder
+from rlx2_jax.export.actor import read_run
 from rlx2_jax.export.compare import Task, device_episodes, host_returns
 from rlx2_jax.export.load import load_policy
 
 FLAGS = flags.FLAGS
 BATCH = 500
 NOISE = 0.1  # standard deviation of the trained policy's exploration
+NAMES = {"gymnasium": "Gymnasium", "mjx": "MJX"}
 MARK = ("<!-- mjx: begin -->", "<!-- mjx: end -->")
 
 
@@ -140,22 +145,30 @@ def episodes(name: str, policy: Any, number: int) -> dict[str, Any]:
     }
 
 
-def measure(name: str, run: str | None) -> dict[str, Any]:
-    """All comparisons of one task."""
-    policy = load_policy(run) if run else None
-    steps = -(-FLAGS.states // (2 if policy else 1))
-    parts = [collect(name, None, steps, seed=0)]
+def trained_on(run: str) -> str:
+    """The backend of a run directory or a published policy."""
+    record = Path(run) / folder.RECORD
+    if record.exists():
+        return json.loads(record.read_text())["env_backend"]
+    return read_run(Path(run)).backend
+
+
+def steps(name: str, policy: Any, states: int) -> dict[str, Any]:
+    """The comparison of single steps, from states of random actions and of a policy, if any."""
+    number = -(-states // (2 if policy else 1))
+    parts = [collect(name, None, number, seed=0)]
     if policy:
-        parts.append(collect(name, policy, steps, seed=1))
+        parts.append(collect(name, policy, number, seed=1))
     sample = Sample(*(np.concatenate(x) for x in zip(*(part[0] for part in parts))))
     starts = [np.concatenate(x) for x in zip(*(part[1] for part in parts))]
-    kind = "float64" if FLAGS.x64 else "float32"
     with jax.numpy_rank_promotion("allow"):
-        results: dict[str, Any] = {kind: compare(Simulation(name), sample, starts)}
-    results[kind]["policies"] = "random and trained" if policy else "random"
-    if policy and FLAGS.episodes and not FLAGS.x64:
-        results["episodes"] = episodes(name, policy, FLAGS.episodes)
-    return results
+        results = compare(Simulation(name), sample, starts)
+    return {**results, "policies": "random and trained" if policy else "random"}
+
+
+def _episodes(about: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The episodes of a task, by the backend that the policy was trained on."""
+    return sorted(about.get("episodes", {}).items())
 
 
 def page(results: dict[str, Any]) -> str:
@@ -175,14 +188,14 @@ def page(results: dict[str, Any]) -> str:
             cells += [str(row["flags_that_differ"]), f"{row['terminated']:,}"]
             cells.append(f"{row['start_largest']:.1e}")
             lines.append(f"| {' | '.join(cells)} |")
-    played = {k: v["episodes"] for k, v in results["tasks"].items() if "episodes" in v}
+    played = [(n, on, row) for n, v in results["tasks"].items() for on, row in _episodes(v)]
     if played:
-        head = "| task | episodes | return in Gymnasium | on MJX | difference (standard error) |"
-        lines += ["", head, "|---|---:|---:|---:|---:|"]
-    for name, row in played.items():
+        head = "| task | trained on | episodes | return in Gymnasium | on MJX | difference "
+        lines += ["", f"{head}(standard error) |", "|---|---|---:|---:|---:|---:|"]
+    for name, on, row in played:
         gap = f"{row['difference_percent']:+.2f} % ({row['standard_error_percent']:.2f} %)"
         returns = f"{row['gymnasium']:.1f} | {row['mjx']:.1f}"
-        lines.append(f"| {name} | {row['episodes']} | {returns} | {gap} |")
+        lines.append(f"| {name} | {NAMES[on]} | {row['episodes']} | {returns} | {gap} |")
     versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     return "\n".join([*lines, "", f"Measured with {versions}."])
 
@@ -200,23 +213,37 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_enable_x64", FLAGS.x64)
     runs = dict(item.split("=", 1) for item in FLAGS.runs)
     for name in FLAGS.tasks:
-        results["tasks"].setdefault(name, {}).update(measure(name, runs.get(name)))
-        results["tasks"] = {k: results["tasks"][k] for k in TASKS if k in results["tasks"]}
-        results["versions"] = {
-            "mujoco": mujoco.__version__,
-            "mujoco-mjx": version("mujoco-mjx"),
-            "gymnasium": gymnasium.__version__,
-            "jax": f"{jax.__version__} on {platform.machine()}",
-        }
-        out.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, json.dumps(results["tasks"][name]), flush=True)
+        run = runs.get(name)
+        policy = load_policy(run) if run else None
+        if FLAGS.states:
+            kind = "float64" if FLAGS.x64 else "float32"
+            _add(results, name, {kind: steps(name, policy, FLAGS.states)}, out)
+        if run and policy and FLAGS.episodes and not FLAGS.x64:
+            before = results["tasks"].get(name, {}).get("episodes", {})
+            own = {trained_on(run): episodes(name, policy, FLAGS.episodes)}
+            _add(results, name, {"episodes": {**before, **own}}, out)
     return 0
+
+
+def _add(results: dict[str, Any], name: str, new: dict[str, Any], out: Path) -> None:
+    """Adds results of a task and writes all of them."""
+    results["tasks"].setdefault(name, {}).update(new)
+    results["tasks"] = {k: results["tasks"][k] for k in TASKS if k in results["tasks"]}
+    results["versions"] = {
+        "mujoco": mujoco.__version__,
+        "mujoco-mjx": version("mujoco-mjx"),
+        "gymnasium": gymnasium.__version__,
+        "jax": f"{jax.__version__} on {platform.machine()}",
+    }
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(name, json.dumps(new), flush=True)
 
 
 if __name__ == "__main__":
     flags.DEFINE_list("tasks", ["InvertedPendulum-v5"], "Gymnasium ids.")
     flags.DEFINE_list("runs", [], "TASK=DIRECTORY: run directories with trained policies.")
-    flags.DEFINE_integer("states", 10_000, "States per task.", lower_bound=2)
+    text = "States per task for the comparison of single steps; 0: none."
+    flags.DEFINE_integer("states", 10_000, text, lower_bound=0)
     flags.DEFINE_integer("episodes", 100, "Full episodes of a trained policy; 0: none.")
     flags.DEFINE_bool(
         "x64", False, "Run MJX in float64, to separate rounding from real differences."
