@@ -24,6 +24,7 @@ from rlx2_jax.training.logging import EVALUATIONS, SUMMARY, duration
 STATES = ("waiting", heartbeat.RUNNING, heartbeat.FINISHED, heartbeat.FAILED, heartbeat.INTERRUPTED)
 SILENCE = 60.0  # seconds without a heartbeat after which a run counts as killed
 PLAN, CONFIG = "suite.json", "config.json"
+PARTS, MOST_PARTS = "parts", 1024  # of a multi-host run
 _WRONG = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -111,12 +112,35 @@ def read(directory: Path, name: str, total: int | None = None) -> Status:
     step = max(_int(beat.get("step")) or 0, step)
     if _is_finished(directory):
         return Status(printable(name), heartbeat.FINISHED, total, total, None, score)
+    if parts := _parts(directory):
+        return _together(printable(name), parts, total, score)
     state = _state(beat, directory)
     if state == "waiting":
         return Status(printable(name), state, 0, total)
     rate = beat.get("steps_per_second") if state == heartbeat.RUNNING else None
     rate = float(rate) if isinstance(rate, int | float) else None
     return Status(printable(name), state, step, total, rate, score, error, host)
+
+
+def _parts(directory: Path) -> list[Status]:
+    """The parts of a multi-host run, each of which one process trains at a time."""
+    count = _int(_object(directory / CONFIG).get("parts")) or 0
+    count = count if 1 < count <= MOST_PARTS else 0
+    return [read(directory / PARTS / str(k), str(k)) for k in range(count)]
+
+
+def _together(name: str, parts: list[Status], total: int | None, score: float | None) -> Status:
+    """The status of an unfinished multi-host run. It runs while one of its processes does, and its
+    step is that of its slowest part."""
+    worst = (heartbeat.RUNNING, heartbeat.FAILED, heartbeat.INTERRUPTED)
+    states = {unit.state for unit in parts}
+    state = next((x for x in worst if x in states), heartbeat.INTERRUPTED)
+    running = [unit for unit in parts if unit.state == heartbeat.RUNNING]
+    rate = min((unit.rate for unit in running if unit.rate), default=None)
+    hosts = ", ".join(sorted({unit.host for unit in running}))
+    error = next((unit.error for unit in parts if unit.error), "")
+    step = min(unit.step or 0 for unit in parts)
+    return Status(name, state, step, total, rate, score, error, hosts)
 
 
 def _is_finished(directory: Path) -> bool:

@@ -84,6 +84,33 @@ def test_every_state(sweep):
     assert status.summary([*found.values()]) == text
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({}, {"host": "b", "step": 500, "steps_per_second": 10.0}, ("running", 500, 10.0)),
+        ({}, {"state": "finished", "step": 1000}, ("running", 600, 20.0)),
+        ({"state": "interrupted"}, {"pid": None}, ("running", 600, 20.0)),
+        ({"state": "interrupted"}, {"state": "failed", "error": "oh"}, ("failed", 600, None)),
+        ({"state": "finished"}, None, ("interrupted", 0, None)),
+    ],
+)
+def test_a_run_on_several_hosts_is_one_unit(tmp_path, first, second, expected):
+    """Each process has a status of its own, and the run directory has none."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"parts": 2, "config": {"steps": 1000}}))
+    evaluations(run)
+    for number, fields in enumerate((first, second)):
+        if fields is not None:
+            beat(run / "parts" / str(number), **fields)
+    (found,) = status.find(run)
+    assert (found.name, found.total, found.score) == ("run", 1000, 40.0)
+    assert (found.state, found.step, found.rate) == expected
+    if second and second.get("host"):
+        assert found.host == ", ".join(sorted(["b", socket.gethostname()]))
+    assert ("oh" in found.error) == (found.state == "failed")
+
+
 def test_a_process_that_is_silent_is_not_running(tmp_path):
     for host in (socket.gethostname(), "another"):
         beat(tmp_path / "run", host=host, time=time.time() - status.SILENCE - 1)
