@@ -9,7 +9,7 @@ import importlib
 import os
 import pickle
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,26 @@ def launch(jobs: Sequence[Job], values: flags.FlagValues) -> list[Unfinished]:
     here: dict[str, Any] = {} if values.ray_address else {"include_dashboard": False}
     ray.init(address=values.ray_address, configure_logging=False, **here)
     try:
+        if missing := infeasible(own, ray.nodes()):
+            units.say(f"warning: no node has {missing}: units wait until one joins")
         return _run(ray, jobs, own)
     finally:
         ray.shutdown()
+
+
+def infeasible(own: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What a unit asks for, if no node of the cluster is large enough; else an empty string.
+
+    Args:
+      own: as returned by `options`.
+      nodes: as returned by `ray.nodes()`.
+    """
+    names = {"CPU": own["num_cpus"], "GPU": own["num_gpus"], "memory": own["memory"]}
+    wanted = {k: v for k, v in {**names, **own["resources"]}.items() if v}
+    there = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(all(node.get(k, 0) >= v for k, v in wanted.items()) for node in there):
+        return ""
+    return ", ".join(f"{name}={amount:g}" for name, amount in wanted.items())
 
 
 def _run(ray: Any, jobs: Sequence[Job], own: dict[str, Any]) -> list[Unfinished]:

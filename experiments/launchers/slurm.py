@@ -68,6 +68,12 @@ def define_flags(values: flags.FlagValues) -> None:
 def parameters(values: flags.FlagValues) -> dict[str, Any]:
     """Parameters of submitit's `AutoExecutor`, from flags."""
     extra = dict(_pair(text) for text in values.slurm_option)
+    if values.slurm_signal_delay >= 60 * values.slurm_time:
+        raise ValueError(
+            f"--slurm_time={values.slurm_time} leaves no time to train: tasks are stopped "
+            f"--slurm_signal_delay={values.slurm_signal_delay} seconds before the limit; raise "
+            f"--slurm_time (minutes) or lower --slurm_signal_delay (seconds)"
+        )
     found = {f"slurm_{name}": values[f"slurm_{name}"].value for name in _OPTIONS}
     found |= {
         "name": "rlx2",

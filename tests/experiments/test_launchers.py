@@ -232,6 +232,8 @@ def test_submitted_tasks_are_called(tmp_path, fake_unit):
     [
         (["--slurm_option=x"], "--slurm_option=x: use name=value"),
         (["--slurm_option==x"], "use name=value"),
+        (["--slurm_time=2"], "--slurm_time=2 leaves no time to train"),
+        (["--slurm_time=5", "--slurm_signal_delay=300"], "lower --slurm_signal_delay"),
     ],
 )
 def test_wrong_slurm_options(args, message):
@@ -248,6 +250,27 @@ def test_what_ray_is_asked_for():
     assert found["retry_exceptions"] == [worker.Interrupted] and found["max_retries"] == 20
     with pytest.raises(ValueError, match="use name=amount"):
         ray_launcher.options(parsed("--ray_resource=a100"))
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        ((), ""),
+        (("--ray_cpus=4", "--ray_gpus=1"), ""),
+        (("--ray_cpus=4", "--ray_gpus=2"), "CPU=4, GPU=2"),  # no single node has both
+        (("--ray_resource=a100=1",), "CPU=1, a100=1"),  # on a node that has left
+        (("--ray_memory=16",), "CPU=1, memory=1.6e+10"),
+    ],
+)
+def test_units_that_no_node_can_take(flags, missing):
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "memory": 8e9}},
+        {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0, "memory": 8e9}},
+        {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0, "a100": 8.0}},
+    ]
+    values = parsed("--suite=toy", "--launcher=ray", *flags)
+    assert ray_launcher.infeasible(ray_launcher.options(values), nodes) == missing
 
 
 @pytest.mark.fast
