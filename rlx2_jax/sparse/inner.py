@@ -82,22 +82,36 @@ def advance(
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
-def restored(old: Sequence[Array], due: Array, keep: Callable[[int], Array | None]) -> Any:
-    """`replace` for `advance`: the old state if `due`, with zeros where links do not keep their
-    value.
+def initial_like(inner: Any, initial: Any) -> list[Array]:
+    """The leaves of the state `initial` in the order of those of `inner`; zeros for leaves that
+    `inner` has gained since."""
+    known = {names(path): x for path, x in jax.tree_util.tree_flatten_with_path(initial)[0]}
+    return [
+        jnp.asarray(known[name], x.dtype) if (name := names(path)) in known else jnp.zeros_like(x)
+        for path, x in jax.tree_util.tree_flatten_with_path(inner)[0]
+    ]
+
+
+def restored(
+    old: Sequence[Array],
+    start: Sequence[Array],
+    due: Array,
+    keep: Callable[[int], Array | None],
+) -> Any:
+    """`replace` for `advance`: the old state if `due`, with the initial state `start` where links
+    do not keep their value.
 
     `keep(i)`: a mask of the places of state leaf i that keep their value; None keeps all.
     """
 
     def replace(i: int, new: Array) -> Array:
-        return jnp.where(due, zeroed(old[i], keep(i)), new)
+        return jnp.where(due, reset(old[i], start[i], keep(i)), new)
 
     return replace
 
 
-def zeroed(value: Array, keep: Array | None) -> Array:
-    """`value`, zeroed where `keep` is false; `value` may have more leading axes."""
+def reset(value: Array, start: Array, keep: Array | None) -> Array:
+    """`value`, but `start` where `keep` is false; both may have more leading axes than `keep`."""
     if keep is None:
         return value
-    keep = jnp.broadcast_to(keep, value.shape)
-    return jnp.where(keep, value, jnp.zeros_like(value))
+    return jnp.where(jnp.broadcast_to(keep, value.shape), value, start)

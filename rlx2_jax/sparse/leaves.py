@@ -2,8 +2,8 @@
 
 The default rule selects by name and role, for Flax (Linen and NNX), Haiku and Equinox:
 
-- float arrays with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`), or
-  unnamed in a list or tuple;
+- float arrays with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`,
+  `wq`), or unnamed in a list, a tuple or a custom node;
 - in linear, convolution, recurrent and attention layers. Embeddings, normalisation layers and
   biases (with any number of axes) stay dense.
 
@@ -35,7 +35,8 @@ RULE = (
 Sparsity = float | Array | Sequence[float] | Mapping[str, float] | Callable[[str, Any], float]
 Choice = str | Sequence[str] | Predicate  # path patterns, or a predicate of path and leaf
 
-_WEIGHT = re.compile(r"(kernel|weights?|w)(_\w*|\d+)?", re.IGNORECASE)
+_WEIGHT = re.compile(r"(kernel|weights?|w[a-z]?)(_\w*|\d+)?", re.IGNORECASE)
+_UNNAMED = jax.tree_util.SequenceKey | jax.tree_util.FlattenedIndexKey
 _BIAS = re.compile(r"(bias|b|scale|offset)(_\w*|\d+)?", re.IGNORECASE)
 _EQUINOX = re.compile(r"Linear|Conv|GRUCell|LSTMCell")
 
@@ -113,7 +114,7 @@ def describe(
         layer = next((v for k, v in layers.items() if f"{path}/".startswith(k and f"{k}/")), None)
         layout = _layout(path, shapes[path], layer, axes[path], given[path])
         layout = _given_layout(path, shapes[path], layouts) or layout
-        weight = _is_float(leaf) and len(layout.replace("m", "")) >= 2
+        weight = _is_float(leaf) and 0 not in shapes[path] and len(layout.replace("m", "")) >= 2
         if sparse is None:
             chosen = weight and _by_name(path, keys, shapes, layer)
         elif callable(sparse):
@@ -224,7 +225,7 @@ def _by_name(path: str, keys: Any, shapes: Mapping[str, Any], layer: Any) -> boo
     if layer is not None:
         known = _EQUINOX.match(type(layer).__name__) is not None
         return known and name.startswith("weight")
-    if not keys or isinstance(keys[-1], jax.tree_util.SequenceKey):
+    if not keys or isinstance(keys[-1], _UNNAMED):
         return True
     if not _WEIGHT.fullmatch(name):
         return False

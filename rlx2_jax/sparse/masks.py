@@ -185,7 +185,7 @@ def _refine(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
     """Determines one more bit of the threshold of `largest`. Not a closure, which JAX would
     recompile at every call outside of jit."""
     threshold, rank, count, top = state
-    candidate = threshold | (top >> i.astype(top.dtype))
+    candidate = threshold | (top >> jnp.asarray(i, top.dtype))
     enough = jnp.sum(rank >= candidate) >= count
     return jnp.where(enough, candidate, threshold), rank, count, top
 

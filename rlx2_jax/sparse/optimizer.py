@@ -22,7 +22,7 @@ from rlx2_jax.sparse import leaves as leaves_lib
 from rlx2_jax.sparse import masks as masks_lib
 from rlx2_jax.sparse import placement, seeds
 from rlx2_jax.sparse.groups import initial
-from rlx2_jax.sparse.inner import advance, owners, restored, zeroed
+from rlx2_jax.sparse.inner import advance, initial_like, owners, reset, restored
 from rlx2_jax.sparse.leaves import Choice, Leaf, Sparsity
 from rlx2_jax.sparse.mask_update import (
     Inputs,
@@ -73,8 +73,9 @@ def sparsify(
       init: initial masks: `random`, or `magnitude` for the largest weights.
       seed: an integer or a key (possibly traced), for initial masks and random growth. Default:
         derived from the initial parameters, so that runs and networks differ.
-      moments: `zero` the optimizer state of dropped and newly grown links, or `keep` it. State that
-        does not have the parameters' shapes (Adafactor's) is always kept.
+      moments: `zero` resets the optimizer's state of dropped and newly grown links to its initial
+        value (zero in most optimizers), `keep` keeps it. State that does not have the parameters'
+        shapes (Adafactor's) is always kept.
       mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it; default:
         chosen by the method.
       sparse: overrides the rule of `leaves` for sparse leaves: patterns, or a predicate.
@@ -144,6 +145,8 @@ def sparsify(
 
     def init_fn(params: Params) -> SparsifyState:
         flat, treedef = jax.tree.flatten(params)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in flat):
+            raise ValueError("params has shapes, not arrays: use jax.eval_shape(tx.init, params)")
         leaves = described(params)
         chosen = [i for i, leaf in enumerate(leaves) if leaf.sparse]
         key = seeds.key(seed, leaves, params)
@@ -204,6 +207,12 @@ def sparsify(
             numbers = owners(state.inner, params)
             return lambda i: keep[numbers[i]] if numbers[i] >= 0 else None
 
+        def start() -> list[Array]:
+            """The initial value of each leaf of the optimizer's state, for links of value zero."""
+            if not zero_moments:
+                return jax.tree.leaves(state.inner)
+            return initial_like(state.inner, inner_tx.init(jax.tree.map(jnp.zeros_like, params)))
+
         evolves = plan.due is not None and any(leaf.sparse for leaf in leaves)
         due: Any = plan.due(count) if evolves and plan.due else False
         if known(due) and not due:
@@ -214,7 +223,8 @@ def sparsify(
             codes = change_codes(inputs, due, params)
             keep = kept_places(leaves, codes, due)
             old = jax.tree.leaves(state.inner)
-            step, inner = advance(*problem(codes), restored(old, due, of_state(keep)))
+            replace = restored(old, start(), due, of_state(keep))
+            step, inner = advance(*problem(codes), replace)
             step = jax.tree.map(lambda u: jnp.where(due, jnp.zeros_like(u), u), step)
         else:
             optimizer, arguments = problem(codes)
@@ -223,8 +233,8 @@ def sparsify(
             keep = kept_places(leaves, codes, due)
             kept = of_state([None if k is None else k | ~due for k in keep])
             values, inner_tree = jax.tree.flatten(inner)
-            values = [zeroed(x, kept(i)) for i, x in enumerate(values)]
-            inner = jax.tree.unflatten(inner_tree, values)
+            triples = zip(values, start(), map(kept, range(len(values))))
+            inner = inner_tree.unflatten([reset(*triple) for triple in triples])
         new_state = SparsifyState(inner, codes, count, state.key, state.selected, method_state)
         return _onto(keep, step, params), new_state
 
@@ -265,7 +275,8 @@ def _method(method: str | Method, options: dict[str, Any]) -> Method:
 
 def _nothing_sparse(leaves: Sequence[Leaf], choice: Any, stacked: Any) -> str:
     shown = ", ".join(f"{leaf.path or '(unnamed)'} {leaf.shape}" for leaf in leaves[:8])
-    rule = leaves_lib.RULE if choice is None else f"those chosen by {choice!r}"
+    by = "chosen by" if callable(choice) else "float arrays of two or more axes that match"
+    rule = leaves_lib.RULE if choice is None else f"those {by} {choice!r}"
     if stacked is not None:
         rule += f", without the axes of stacked={stacked!r}"
     return (

@@ -12,7 +12,8 @@ from pathlib import Path
 import optax
 
 _OPTAX = str(Path(optax.__file__).parent)
-# Optax modules that pass updates through unchanged, or drop them entirely.
+# Optax modules that pass updates through unchanged, or drop them entirely (except for
+# conditionally_transform, which passes the gradients through where it skips an update).
 _TRANSPARENT = (
     "base.py",
     "_accumulation.py",
@@ -31,7 +32,8 @@ def check() -> None:
         code = frame.f_code
         if code.co_filename.startswith(_OPTAX):
             after = None
-            if Path(code.co_filename).name not in _TRANSPARENT:
+            transparent = Path(code.co_filename).name in _TRANSPARENT
+            if not transparent or code.co_qualname.startswith("conditionally_transform."):
                 after = code.co_qualname.partition(".")[0]
             elif code.co_qualname.startswith(("chain.", "named_chain.")):
                 known = frame.f_locals

@@ -21,6 +21,21 @@ def described(params: Any, **options: Any) -> dict[str, str]:
     return {x.path: x.layout for x in leaves.describe(params, **options) if x.sparse}
 
 
+@jax.tree_util.register_pytree_node_class
+class Node:
+    """A pytree node that does not name its children."""
+
+    def __init__(self, *children: Any):
+        self.children = children
+
+    def tree_flatten(self):
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
 def zeros(tree: Any) -> Any:
     shape = lambda x: isinstance(x, tuple) and all(isinstance(n, int) for n in x)  # noqa: E731
     return jax.tree.map(jnp.zeros, tree, is_leaf=shape)
@@ -86,6 +101,8 @@ def test_plain_trees_and_haikus_names():
         "patch_embed": {"kernel": (2, 2, 3, 4), "bias": (4,)},
         "token_embed": {"weight": (9, 4)},
         "rnn": {"weight_ih": (12, 4), "w1": (3, 4), "wide_bias": (3, 4)},
+        "attention": {"wq": (4, 6), "wo": (6, 4), "wte": (9, 4)},
+        "empty": {"kernel": (0, 4)},
         "table": (4, 5),
     }
     assert described(zeros(tree)) == {
@@ -94,8 +111,11 @@ def test_plain_trees_and_haikus_names():
         "patch_embed/kernel": "ssio",
         "rnn/weight_ih": "oi",
         "rnn/w1": "io",
+        "attention/wq": "io",
+        "attention/wo": "io",
     }
     assert described(zeros([((4, 5), (5,)), ((5, 2), (2,))])) == {"0/0": "io", "1/0": "io"}
+    assert described({"layer": Node(jnp.ones((4, 5)), jnp.ones(5))}) == {"layer/0": "io"}
     assert described({"w": np.ones((3, 4), int), "s": 1.0}) == {}
 
 

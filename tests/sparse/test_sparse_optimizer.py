@@ -143,17 +143,25 @@ def test_equals_optimize_step(method):
 
 
 @pytest.mark.parametrize(
-    ("name", "moments"), [("adam", "zero"), ("momentum", "zero"), ("adam", "keep")]
+    ("name", "moments"),
+    [("adam", "zero"), ("momentum", "zero"), ("adagrad", "zero"), ("adam", "keep")],
 )
-def test_moments_of_links_dropped_and_grown(name, moments):
-    tx = optax.adam(RATE) if name == "adam" else OPTIMIZERS[name]()
-    trace = run(sparsify(tx, 0.5, moments=moments, **PLAN), INTERVAL + 1)
+@pytest.mark.parametrize("mask_step", ["skip", "after"])
+def test_moments_of_links_dropped_and_grown(name, moments, mask_step):
+    """They return to their initial value, which is not zero in every optimizer."""
+    simple = {"adam": optax.adam, "adagrad": optax.adagrad}
+    tx = simple[name](RATE) if name in simple else OPTIMIZERS[name]()
+    start = 0.1 if name == "adagrad" else 0.0
+    trace = run(sparsify(tx, 0.5, moments=moments, mask_step=mask_step, **PLAN), INTERVAL + 1)
     before, state = trace[INTERVAL - 1][1], trace[INTERVAL][1]
     old, new = (np.asarray(masks_of(s)["kernel"]) for s in (before, state))
     assert (old & ~new).any() and (new & ~old).any()
     for then, now in zip(kernels(before.inner), kernels(state.inner), strict=True):
-        np.testing.assert_array_equal(now, np.where(new, then, 0) if moments == "zero" else then)
-        assert (now[old & ~new] != 0).any() == (moments == "keep")
+        assert (now[old & new] != start).any()
+        assert (now[old != new] != start).any() == (moments == "keep")
+        if mask_step == "skip":
+            kept = old & new if moments == "zero" else np.ones_like(old)
+            np.testing.assert_array_equal(now[kept], then[kept])
     assert is_on(trace[-1][0], masks_of(trace[-1][1]))
 
 
@@ -410,5 +418,11 @@ def test_bad_calls():
         adam(0.99).init(params)
     with pytest.raises(ValueError, match="no leaf of params is sparse"):
         adam().init({"bias": params["bias"]})
+    with pytest.raises(ValueError, match=r"those float arrays .* that match \['bias'\]"):
+        sparsify(optax.adam(RATE), {"bias": 0.5}, **PLAN).init(params)
+    shapes = jax.eval_shape(lambda: params)
+    with pytest.raises(ValueError, match=r"use jax\.eval_shape\(tx\.init, params\)"):
+        tx.init(shapes)
+    assert jax.eval_shape(tx.init, shapes).codes["kernel"].shape == SHAPES["kernel"]
     with pytest.raises(ValueError, match="holds 0 states of sparsify"):
         masks_of(optax.adam(RATE).init(params))

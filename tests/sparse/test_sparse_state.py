@@ -89,6 +89,7 @@ LATER = {
     "chain": optax.chain(RIGL, optax.scale(0.5)),
     "named": optax.named_chain(("sparse", RIGL), ("half", optax.scale(0.5))),
     "inner": optax.chain(optax.chain(RIGL), optax.add_decayed_weights(0.1)),
+    "skipping": optax.conditionally_transform(RIGL, lambda step, **_: jnp.equal(step, 0)),
     "free": optax.contrib.schedule_free(RIGL, learning_rate=0.1),
 }
 
