@@ -68,6 +68,21 @@ def test_steps_equal_gymnasiums(name):
     assert (task.obs_dim, task.action_dim) == (obs.shape[1], action.shape[1])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in TASKS if "v5" in n],
+)
+def test_steps_and_starts_lower_for_accelerators(name):
+    """The whole environment: physics, restart and time limit."""
+    env = envs.make_device(name, "mjx", impl="jax")
+    states = jax.eval_shape(jax.vmap(env.reset), jax.random.split(jax.random.key(0), 2))
+    actions = jnp.zeros((2, env.spec.action_dim))
+    traced = jax.jit(jax.vmap(env.step)).trace(states, actions)
+    for platform in ("cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert "stablehlo.while" in text and "lapack" not in text
+
+
 @pytest.fixture(scope="module")
 def run() -> Any:
     """Two pendulums, without and with force, over several episodes: [T, 2, ...]."""
