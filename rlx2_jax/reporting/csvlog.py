@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlx2_jax import files
+
+_COUNTS = ("lane", "step")  # columns of integers, which are never empty
+
 
 class Log(NamedTuple):
     """Columns of equal length, and problems with the file."""
@@ -17,8 +21,8 @@ class Log(NamedTuple):
 def names(path: Path) -> list[str]:
     """The column names of a CSV file; empty if it cannot be read."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.readline().strip().split(",")
+        with files.open_regular(path) as file:
+            return file.readline().decode(errors="replace").strip().split(",")
     except OSError:
         return []
 
@@ -27,11 +31,13 @@ def read(path: Path, wanted: Sequence[str]) -> Log:
     """The `wanted` numeric columns of a CSV file.
 
     Drops a last line without a newline, which may be incomplete, and lines with too few or too many
-    columns or with values that are not numbers. Empty values become nan.
+    columns, with values that are not numbers, or with an invalid lane or step. Other empty values
+    become nan.
     """
     empty = {name: np.zeros(0) for name in wanted}
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with files.open_regular(path) as file:
+            text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return Log(empty, [f"{path.name} is missing"])
     except OSError as error:
@@ -59,12 +65,16 @@ def read(path: Path, wanted: Sequence[str]) -> Log:
             )
             continue
         try:
-            rows.append([_number(None if i is None else values[i]) for i in places])
+            pairs = zip(wanted, places)
+            rows.append([_number(name, None if i is None else values[i]) for name, i in pairs])
         except ValueError as error:
             problems.append(f"{path.name}: line {number} dropped: {error}")
     table = np.array(rows, float).reshape(len(rows), len(wanted))
     return Log({name: table[:, i] for i, name in enumerate(wanted)}, problems)
 
 
-def _number(text: str | None) -> float:
-    return float(text) if text else float("nan")
+def _number(name: str, text: str | None) -> float:
+    value = float(text) if text else float("nan")
+    if name in _COUNTS and text is not None and not (value >= 0 and value.is_integer()):
+        raise ValueError(f"{name} is {text!r:.40}")
+    return value

@@ -25,6 +25,7 @@ STATES = ("waiting", heartbeat.RUNNING, heartbeat.FINISHED, heartbeat.FAILED, he
 SILENCE = 60.0  # seconds without a heartbeat after which a run counts as killed
 PLAN, CONFIG = "suite.json", "config.json"
 PARTS, MOST_PARTS = "parts", 1024  # of a multi-host run
+_LARGEST = 2**53  # of numbers in status.json, which may have been edited
 _WRONG = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -98,8 +99,7 @@ def _planned(directory: Path, plan: Path) -> Iterator[Status]:
         if not folder.is_relative_to(directory.resolve().parent):
             continue  # outside of this sweep
         shared = f"{folder.parent.name}/{folder.name}"
-        total = unit.get("steps") if isinstance(unit.get("steps"), int) else None
-        yield read(folder, shared if place != name else f"{suite}/{name}", total)
+        yield read(folder, shared if place != name else f"{suite}/{name}", _int(unit.get("steps")))
 
 
 def read(directory: Path, name: str, total: int | None = None) -> Status:
@@ -117,8 +117,7 @@ def read(directory: Path, name: str, total: int | None = None) -> Status:
     state = _state(beat, directory)
     if state == "waiting":
         return Status(printable(name), state, 0, total)
-    rate = beat.get("steps_per_second") if state == heartbeat.RUNNING else None
-    rate = float(rate) if isinstance(rate, int | float) else None
+    rate = _float(beat.get("steps_per_second")) if state == heartbeat.RUNNING else None
     return Status(printable(name), state, step, total, rate, score, error, host)
 
 
@@ -162,8 +161,8 @@ def _state(beat: dict[str, Any], directory: Path) -> str:
 
 def _is_alive(beat: dict[str, Any]) -> bool:
     """Whether the process that wrote this is probably still running."""
-    written, pid = beat.get("time"), _int(beat.get("pid"))
-    if not isinstance(written, int | float) or time.time() - written > SILENCE:
+    written, pid = _float(beat.get("time")), _int(beat.get("pid"))
+    if written is None or time.time() - written > SILENCE:
         return False
     if beat.get("host") != socket.gethostname() or not pid:
         return True
@@ -171,8 +170,8 @@ def _is_alive(beat: dict[str, Any]) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True  # belongs to another user
+    except (OSError, OverflowError):
+        return True  # belongs to another user; or is no process id here
     return True
 
 
@@ -184,7 +183,17 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """An integer that a float can hold exactly, else None."""
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST:
+        return None
+    return value
+
+
+def _float(value: Any) -> float | None:
+    """A finite number of that size, else None."""
+    if not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        return None
+    return float(value)
 
 
 def _total(directory: Path) -> int | None:

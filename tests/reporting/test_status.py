@@ -165,6 +165,28 @@ def test_damaged_files_are_no_error(tmp_path, text):
     assert [unit.state for unit in status.find(tmp_path)] == ["failed"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e308, 10**400, 2**70, "x", True])
+@pytest.mark.parametrize("field", ["step", "total", "steps_per_second", "pid", "time"])
+def test_numbers_that_no_run_writes_are_ignored(tmp_path, capsys, field, value):
+    beat(tmp_path, **{field: value})
+    assert main.main(["status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[1] in ("running", "interrupted")
+
+
+@pytest.mark.parametrize("step", ["", "nan", "inf", "1e400", "-1", "0.5"])
+def test_rows_without_a_step_do_not_count(tmp_path, step):
+    beat(tmp_path, step=None)
+    evaluations(tmp_path, rows=((0, 500, 30.0), (0, step, 99.0)))
+    (unit,) = status.find(tmp_path)
+    assert (unit.step, unit.score) == (500, 30.0)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    beat(tmp_path)
+    os.mkfifo(tmp_path / "evaluations.csv")
+    assert [unit.score for unit in status.find(tmp_path)] == [None]
+
+
 def test_a_plan_names_no_outside_directories(tmp_path):
     (tmp_path / "suites" / "a").mkdir(parents=True)
     beat(tmp_path / "secret")
