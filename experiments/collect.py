@@ -16,6 +16,7 @@ Values that an older version did not record are null.
 
 import csv
 import io
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,16 @@ from absl import app, flags
 from rlx2_jax import files
 from rlx2_jax.cli import crash
 from rlx2_jax.training import logging, weights
-from rlx2_jax.training.claim import SUMMARY
-from rlx2_jax.training.run import CONFIG
+from rlx2_jax.training.claim import SUMMARY, damaged
+from rlx2_jax.training.evaluate import final_score
+from rlx2_jax.training.run import CONFIG, RunError
 
 FLAGS = flags.FLAGS
 SUITE = "suite.json"
 LARGE = 150_000  # bytes of a unit above which to warn
 _DIGESTS = 20  # evaluations per lane whose digests are kept, in addition to the last
 _POINTS = 50  # rows of metrics per lane
+_ROUNDING = 1e-5  # of tables, which have 7 digits
 _EVALUATIONS = (
     "lane", "step", "mean_return", "std_return", "mean_length", "value_bias", "value_spread",
     "weights",
@@ -42,6 +45,8 @@ _METRICS = (
     "buffer_length", "policy_distance", "trims", "actor_overlap_with_initial",
     "critic_overlap_with_initial", "actor_dead_units", "critic_dead_units",
 )  # fmt: skip
+
+_WRONG = (files.Damaged, ValueError, KeyError, TypeError, csv.Error, OSError)
 
 Rows = list[dict[str, str]]
 
@@ -55,25 +60,41 @@ def collect(logdir: Path, out: Path, *, replace: bool = False) -> int:
     refused = 0
     for path in sorted(logdir.glob(f"*/{SUITE}")):
         suite = path.parent
-        found = {f"{suite.name}/{SUITE}": {SUITE: path.read_bytes()}}
+        found = {}
+        try:
+            found[f"{suite.name}/{SUITE}"] = {SUITE: path.read_bytes()}
+        except OSError as error:
+            print(f"{path}: cannot be collected: {error.strerror}", file=sys.stderr)
+            refused += 1
         for unit in sorted(x.parent for x in suite.glob(f"*/{SUMMARY}")):
             name = f"{suite.name}/{unit.name}"
             try:
                 found[name] = small_files(unit)
-            except (files.Damaged, ValueError, KeyError, OSError) as error:
+            except (*_WRONG, RunError) as error:
                 print(f"{name}: cannot be collected: {error}", file=sys.stderr)
                 refused += 1
         for name, contents in found.items():
             folder = out / suite.name if name.endswith(SUITE) else out / name
-            refused += not _keep(name, folder, contents, replace)
+            try:
+                refused += not _keep(name, folder, contents, replace)
+            except OSError as error:
+                print(f"{name}: cannot be written to {folder}: {error.strerror}", file=sys.stderr)
+                refused += 1
     return refused
 
 
 def small_files(unit: Path) -> dict[str, bytes]:
-    """The small files of a finished unit, by name."""
+    """The small files of a finished unit, by name. Raises if one was damaged since."""
     config = files.read_json(unit / CONFIG)
+    sources = (CONFIG, logging.EVALUATIONS, logging.METRICS)
+    if wrong := [x for x in damaged(unit) if x in sources or x.startswith("final/")]:
+        raise ValueError(
+            f"{', '.join(wrong)} is missing or was changed: run the sweep again to restore it"
+        )
+    evaluations = _rows(unit / logging.EVALUATIONS)
+    _check_scores(files.read_json(unit / SUMMARY)["lanes"], evaluations)
     found = {CONFIG: (unit / CONFIG).read_bytes()}
-    found[logging.EVALUATIONS] = _table(_evaluations(_rows(unit / logging.EVALUATIONS)))
+    found[logging.EVALUATIONS] = _table(_evaluations(evaluations))
     found[logging.METRICS] = _table(_thinned(_rows(unit / logging.METRICS)))
     found[SUMMARY] = files.to_json(_summary(unit, config)).encode()
     return found
@@ -97,6 +118,22 @@ def _by_lane(rows: Rows) -> dict[str, Rows]:
     for row in rows:
         found.setdefault(row["lane"], []).append(row)
     return found
+
+
+def _check_scores(lanes: list[dict[str, Any]], evaluations: Rows) -> None:
+    """Raises unless the evaluations give the scores of the summary."""
+    by_lane = _by_lane(evaluations)
+    for lane in lanes:
+        rows = by_lane.get(str(lane["lane"]), [])
+        means = [float(row["mean_return"]) for row in rows if int(row["step"]) > 0]
+        score, used = final_score(means)
+        same = math.isclose(score, lane["final_score"], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        both_nan = math.isnan(score) and math.isnan(lane["final_score"])
+        if used != lane["evaluations_used"] or not (same or both_nan):
+            raise ValueError(
+                f"the evaluations of lane {lane['lane']} in {logging.EVALUATIONS} have a score of "
+                f"{score:.7g}, {SUMMARY} has {lane['final_score']:.7g}"
+            )
 
 
 def _evaluations(rows: Rows) -> Rows:

@@ -243,10 +243,11 @@ def command(values: flags.FlagValues) -> int:
         path = values.policy or values.logdir
         if not path:
             raise PolicyFileError("--policy is needed: a run directory or a policy's folder")
+        out = Path(values.render or "").absolute()  # a task may change the working directory
         if values.render:
-            render.check_name(Path(values.render), "--render")
+            render.check_name(out, "--render")
         subject = find(
-            Path(path),
+            Path(path).absolute(),
             lane=values.lane,
             runtime=values.runtime,
             env=values.env,
@@ -271,7 +272,7 @@ def command(values: flags.FlagValues) -> int:
             agrees = play(subject, seeds, progress=_Progress(values.episodes))
         if values.render:
             render.use_headless_gl()
-            print(draw(subject, seed, Path(values.render)))
+            print(draw(subject, seed, out))
     except _KNOWN as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

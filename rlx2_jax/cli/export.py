@@ -151,10 +151,10 @@ def command(values: flags.FlagValues) -> int:
         if not values.logdir:
             raise ExportError("--logdir is needed: rlx2 export RUN")
         export_lane(
-            Path(values.logdir),
+            Path(values.logdir).absolute(),  # an environment may change the working directory
             values.lane,
             values.format,
-            Path(values.out) if values.out else None,
+            Path(values.out).absolute() if values.out else None,
             name=values.name,
             int8=values.int8,
             episodes=values.episodes,

@@ -186,9 +186,10 @@ def command(given: flags.FlagValues) -> int:
     try:
         if not given.logdir:
             raise RunError("--logdir is needed: rlx2 render RUN")
-        check_name(Path(given.out))
+        out = Path(given.out).absolute()  # the environment may change the working directory
+        check_name(out)
         shown = episode(Path(given.logdir), given.lane, allow_imports=given.allow_imports)
-        write(shown, Path(given.out))
+        write(shown, out)
     except (EnvironmentFailure, RunError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

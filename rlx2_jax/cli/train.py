@@ -179,13 +179,17 @@ def set_up(values: dict[str, Any], logdir: Path | None) -> Run:
 
 
 def default_logdir(values: dict[str, Any]) -> Path:
-    """The directory given by --logdir, or one named after the run and the time."""
+    """The directory given by --logdir, or one named after the run and the time.
+
+    Absolute, since environments may change the working directory.
+    """
     if values["logdir"] is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        return Path(f"runs/{values['env'].replace('/', '_')}-{values['algo']}-{stamp}")
+        name = f"{values['env'].replace('/', '_')}-{values['algo']}-{stamp}"
+        return Path("runs", name).absolute()
     if not values["logdir"].strip():
         raise SettingError("--logdir= is empty: give a directory, or omit the flag")
-    return Path(values["logdir"])
+    return Path(values["logdir"]).absolute()
 
 
 def command(given: flags.FlagValues) -> int:
@@ -218,7 +222,7 @@ def resume(given: flags.FlagValues) -> int:
                 f"--resume takes all settings from {given.logdir}: omit --{', --'.join(others)}"
             )
         track = tracker_flags.track_of(given.tracker, given.tracker_project)
-        hosts, name = _meet(given, given.logdir)
+        hosts, name = _meet(given, str(Path(given.logdir).absolute()))
         logdir = Path(name)
         run = read_run(logdir, allow_imports=given.allow_imports)
         if given.max_episode_steps is not None:

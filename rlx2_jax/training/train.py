@@ -72,11 +72,12 @@ def train(
         options = envs.time_limit(values["env_backend"], max_episode_steps)
     fields = {k: v for k, v in values.items() if k in Settings.__dataclass_fields__}
     choices = lane_product.choices(values)
+    name = f"{env.replace('/', '_')}-{values['algo']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Absolute, since environments may change the working directory.
+    directory = (Path("runs", name) if logdir is None else Path(logdir)).absolute()
     run = launch.make_run(
         Settings(**fields, choices=choices, env_options=options), lane_product.lanes(values, {})
     )
-    name = f"{env.replace('/', '_')}-{values['algo']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = Path("runs") / name if logdir is None else Path(logdir)
     resume = resume and has_run(directory)
     if not resume:
         preflight.check(run, directory)

@@ -158,6 +158,29 @@ def test_own_tasks_of_the_working_directory(tmp_path):
     assert "tasks:Own-v0 (gymnasium), td3" in done.stdout
 
 
+def test_a_task_that_changes_the_working_directory_moves_no_files(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "wandering.py").write_text(
+        "import os\n"
+        "from rlx2_jax.envs.probes import PROBES, ProbeEnv\n"
+        "class Task(ProbeEnv):\n"
+        "    max_episode_steps = 5\n"
+        "    def __init__(self):\n"
+        f"        os.chdir({str(tmp_path / 'elsewhere')!r})\n"
+        "        super().__init__(PROBES['rlx2_jax/Truncation-v0'])\n"
+    )
+    flags = ["--hidden=8,8", "--batch_size=8", "--warmup=20", "--episodes=1", "--steps=40"]
+    for args in (
+        ["train", "--env=wandering:Task", *flags, "--logdir=run"],
+        ["resume", "run", "--allow_imports"],
+        ["export", "run", "--format=npz", "--out=made", "--allow_imports"],
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert main.main(args) == 0
+    assert (tmp_path / "run" / "summary.json").exists() and (tmp_path / "made/policy.npz").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A finished run of two lanes, trained by the command itself."""

@@ -45,6 +45,11 @@ def logdir(tmp_path):
             measured.append(f"{lane},rlx2,{lane},{step},{value},{step},0.1,1e9")
     (unit / "evaluations.csv").write_text("\r\n".join(lines) + "\r\n")
     (unit / "metrics.csv").write_text("\r\n".join(measured) + "\r\n")
+    summary = files.read_json(unit / "summary.json")
+    for row in summary["lanes"]:
+        means = 1000 * np.sin(np.arange(300, 60_300, 300) + row["lane"])
+        row |= {"final_score": means[-30:].mean(), "evaluations_used": 30}
+    files.write_json(unit / "summary.json", summary)
     return tmp_path / "runs"
 
 
@@ -134,3 +139,21 @@ def test_a_damaged_unit_is_named_and_the_rest_collected(logdir, tmp_path, capsys
     assert collect.collect(logdir, tmp_path / "out") == 1
     assert "mine/unit: cannot be collected" in capsys.readouterr().err
     assert (tmp_path / "out" / "mine" / other.name / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("0,rlx2,0,60000,", "0,rlx2,0,60000,9"),
+        lambda text: "lane,step,mean_return\n",
+        lambda text: text + "\0" + '"' * 10**6,
+        lambda text: text.replace("lane", "line"),
+    ],
+)
+def test_evaluations_that_do_not_give_the_score_are_refused(logdir, tmp_path, capsys, text):
+    path = logdir / "mine" / "unit" / "evaluations.csv"
+    path.write_text(text(path.read_text()))
+    assert collect.collect(logdir, tmp_path / "out") == 1
+    assert "mine/unit: cannot be collected" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "mine" / "unit").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import cloning, publish, suites, sweep, units
+from experiments import cloning, collect, publish, suites, sweep, units
 from rlx2_jax import config, envs, files
 from rlx2_jax.cli import evaluate
 from rlx2_jax.config import Lane
@@ -84,6 +84,16 @@ def test_damaged_results_of_finished_units_are_restored(toy, tmp_path, capsys):
     assert not claim.damaged(folder)
     shutil.rmtree(folder / "checkpoints")  # to save space: nothing to compare with
     assert not claim.damaged(folder)
+
+
+def test_a_unit_with_a_damaged_log_is_not_collected(toy, tmp_path, capsys):
+    shutil.copytree(toy, tmp_path / "copy")
+    path = tmp_path / "copy" / "toy" / "inverted-pendulum-ss" / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert collect.collect(tmp_path / "copy", tmp_path / "out") == 1
+    assert "metrics.csv is missing or was changed: run the sweep again" in capsys.readouterr().err
+    collected = {x.name for x in (tmp_path / "out" / "toy").iterdir()}
+    assert path.parent.name not in collected and len(collected) == 5  # suite.json and four units
 
 
 def test_the_best_sparse_lane_of_a_sweep_is_published_and_played(toy, tmp_path):
