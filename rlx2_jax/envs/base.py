@@ -21,6 +21,7 @@ MAX_SEED = 2**31 - 1
 # Tasks may raise anything: some call sys.exit, and viewers raise KeyboardInterrupt. Handlers must
 # call `check_interrupted` first.
 RAISED = BaseException
+_LONGEST = 2000  # characters of an exception
 
 
 class EnvSpec(NamedTuple):
@@ -120,9 +121,10 @@ def failures_of(env_id: str, *besides: type[BaseException]) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The type of an exception and its message."""
+    """The type of an exception and its message, shortened if it is long."""
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     except Exception:  # its __str__ may raise
         return type(error).__name__
 

@@ -87,7 +87,7 @@ class GymnasiumEnvs:
                 with np.errstate(over="ignore"):  # values beyond float32 become infinite
                     reward[i] = _number(gained)
                     write(seen, next_obs[i])
-                done, cut = bool(done), bool(cut)
+                done, cut = _flag(done), _flag(cut)
             except RAISED as error:
                 check_interrupted(error)
                 failed[i] = error
@@ -190,6 +190,15 @@ def _number(reward: Any) -> float:
         shape = np.shape(reward)
         raise ValueError(f"the reward has shape {shape}: make the task return a number")
     return float(reward)
+
+
+def _flag(value: Any) -> bool:
+    """An end flag; raises for text (of which "False" would be true) and nan."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | bytes) or (isinstance(value, float) and value != value):
+        raise ValueError(f"terminated or truncated is {value!r}: make the task return a boolean")
+    return bool(value)
 
 
 def find(env_id: str) -> Any:

@@ -48,7 +48,8 @@ class Layout:
         """Writes one observation to row [size].
 
         Raises:
-          ValueError: an array is missing or has another shape (NumPy would broadcast it).
+          ValueError: an array is missing, has another shape (NumPy would broadcast it), or is
+            complex.
         """
         for path, shape, first, stop in self.leaves:
             array = _entry(obs, path)
@@ -57,6 +58,8 @@ class Layout:
                     f"{_name(path)} has shape {np.shape(array)}, its space has {shape}: "
                     "make the task return observations that match its observation_space"
                 )
+            if np.iscomplexobj(array):
+                raise ValueError(f"{_name(path)} is complex: make the task return real numbers")
             row[first:stop].reshape(shape)[...] = array
 
     def write_rows(self, obs: Any, rows: np.ndarray, index: np.ndarray) -> None:

@@ -177,3 +177,9 @@ def test_fresh_seeds_depend_on_seed_and_steps_alone():
     assert seeds[0] == seeds[2]
     assert len(set(seeds)) == 3
     assert check_seeds(seeds, 4) == seeds
+
+
+@pytest.mark.fast
+def test_long_messages_of_tasks_are_cut():
+    text = envs.describe(ValueError("x" * 10**6))
+    assert text.startswith("ValueError: xxx") and text.endswith("x ...") and len(text) < 2100

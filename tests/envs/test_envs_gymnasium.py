@@ -452,7 +452,10 @@ def test_whatever_a_constructor_raises_is_a_failure_of_the_environment(error):
         (1, np.ones(1), r"the reward has shape \(1,\)"),
         (1, 1j, "TypeError"),
         (2, np.array([True, False]), "ValueError"),
+        (2, "False", "terminated or truncated is 'False': make the task return a boolean"),
+        (3, float("nan"), "terminated or truncated is nan"),
         (0, None, r"the observation has shape \(\)"),
+        (0, np.ones((2, 1), np.complex64), "the observation is complex"),
     ],
 )
 def test_steps_that_return_something_else_are_failures(position, value, text):
