@@ -10,6 +10,7 @@ failed, 4 if another host was lost, and 128 + the signal number after a stop.
 """
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from rlx2_jax import config as configs
 from rlx2_jax import envs, presets
 from rlx2_jax.cli import setting_flags, tracker_flags
 from rlx2_jax.envs.trust import FLAG_HELP
-from rlx2_jax.training import distributed, lane_product, launch, plan, preflight, summary
+from rlx2_jax.training import devices, distributed, lane_product, launch, plan, preflight, summary
 from rlx2_jax.training.claim import SUMMARY
 from rlx2_jax.training.guards import Stopped
 from rlx2_jax.training.hosts import PATIENCE, HostLost, Hosts, check_place, meet
@@ -234,6 +235,8 @@ def resume(given: flags.FlagValues) -> int:
 
 def _meet(given: flags.FlagValues, logdir: str) -> tuple[Hosts, str]:
     """This process's place among those of the run, and the run directory of process 0."""
+    if math.isnan(given.host_timeout):
+        raise SettingError("--host_timeout=nan: give a number of seconds")
     place = (given.coordinator, given.num_processes, given.process_id)
     check_place(*place)
     alone = given.dry_run or not (given.distributed or given.coordinator)
@@ -251,6 +254,7 @@ def _execute(
     try:
         run, logdir, hosts, track = prepare()
         if given.dry_run:
+            devices.choose(given.devices)
             print(launch.describe(run))
             return 0
         where = f", process {hosts.index} of {hosts.count}" if hosts.count > 1 else ""

@@ -39,14 +39,8 @@ def of_lanes(config: Config, lanes: Sequence[Lane], env: HostEnvs) -> list[Trans
     keys = [(str(lane.expert), lane.seed) for lane in lanes]
     data: dict[tuple[str, int], Transition] = {}
     for path, seed in dict.fromkeys(keys):
+        weights.check_expert(path, config)
         actor = weights.expert_actor(path, config)
-        obs = jax.ShapeDtypeStruct((1, config.obs_dim), np.float32)
-        outputs = jax.eval_shape(policy, actor, obs).shape[-1]
-        if outputs != config.action_dim:
-            raise ValueError(
-                f"the actor of {path} has {outputs} outputs for {config.action_dim} actions: name "
-                f"a file of a TD3 run on this environment"
-            )
         act = lambda obs, actor=actor: np.asarray(policy(actor, obs))  # noqa: E731
         data[path, seed] = demonstrate(act, env, seed, config.capacity)
     return [data[key] for key in keys]

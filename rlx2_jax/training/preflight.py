@@ -10,7 +10,7 @@ from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config
 from rlx2_jax.option_table import MAX_LANES, SIZES
 from rlx2_jax.options import NEVER
-from rlx2_jax.training import fingerprint, guards
+from rlx2_jax.training import fingerprint, guards, weights
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.run import (
     CONFIG,
@@ -92,6 +92,8 @@ def check(run: Run, logdir: Path | None = None) -> list[str]:
     """
     fingerprint.device()
     check_window(run.config)
+    for path in dict.fromkeys(lane.expert for lane in run.lanes if lane.expert):
+        weights.check_expert(path, run.config)
     memory = available_memory()
     check_size(run.config, run.episodes, room_for_lanes(run, memory), backend=run.backend)
     chunk_size(run, memory)

@@ -144,6 +144,8 @@ class Program:
             return state
         if None in experts:
             raise ValueError("lanes with and without an expert cannot share a run: separate them")
+        for path in dict.fromkeys(experts):
+            weights.check_expert(str(path), self.config)
         critics = stack([weights.expert(x, self.config) for x in experts if x])
         return state._replace(expert=self.put(critics))
 

@@ -6,16 +6,19 @@ critic from them.
 """
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax import archive, files
+from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.networks import convert, masked, optimize
+from rlx2_jax.networks import convert, masked, optimize, policy, q_value
 from rlx2_jax.sparse import masks
 from rlx2_jax.types import Masks, Network, Params
 
@@ -170,10 +173,36 @@ def expert(path: str, config: Config) -> Params:
 
 def expert_actor(path: str, config: Config) -> Params:
     """The deterministic actor of a trained agent as a callable, for behaviour cloning."""
-    actor, _, stats = load(Path(path))["actor"]
+    networks = load(Path(path))
+    if "actor" not in networks:
+        raise ValueError(f"{path} has no actor: name a file of a finished run's final/")
+    actor, _, stats = networks["actor"]
     module = None if config.actor_module.chain else config.actor_module
     actor, stats = jax.tree.map(jnp.asarray, (actor, stats))
     return masked.bind(actor, module=module, stats=stats)
+
+
+def check_expert(path: str, config: Config) -> None:
+    """Raises ValueError unless the lanes of `config` can learn from the expert in a file."""
+    obs, action = (
+        jax.ShapeDtypeStruct((1, size), np.float32) for size in (config.obs_dim, config.action_dim)
+    )
+    judge = partial(q_value, bounds=config.critic_bounds)
+    try:
+        if NETWORK_USE[config.algo].offline:
+            found = jax.eval_shape(policy, expert_actor(path, config), obs).shape
+            fits = found == action.shape
+        else:
+            jax.eval_shape(judge, expert(path, config), obs, action)
+            fits = True
+    except (TypeError, flax.errors.FlaxError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"the networks of {path} do not fit {config.obs_dim} observations and "
+            f"{config.action_dim} actions: name a file of a run on this environment with this "
+            f"--architecture"
+        )
 
 
 def _check_shapes(what: str, tree: Any, like: Any) -> None:

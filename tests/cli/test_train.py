@@ -3,12 +3,14 @@
 import dataclasses
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from absl import flags
 
-from rlx2_jax.cli import setting_flags, train
+from rlx2_jax.cli import main, setting_flags, train
 from rlx2_jax.config import METHODS, Config, Lane
-from rlx2_jax.training import lane_product, launch
+from rlx2_jax.training import lane_product, launch, weights
 from rlx2_jax.training.settings import SettingError
 
 pytestmark = pytest.mark.fast
@@ -213,3 +215,32 @@ def test_the_directory_is_checked_before_the_start(parse, tmp_path):
         train.set_up(parse("--n=50000"), tmp_path / "new")
     with pytest.raises(SettingError, match=r"or --keep \(now 2147483647\)"):
         train.set_up(parse("--env=Hopper-v5", "--keep=2147483647"), tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "does not exist"), (b"", "is not"), ("critic", "has no"), ("small", "do not fit")],
+)
+@pytest.mark.parametrize("algo", ["bc", "td3"])
+def test_an_expert_is_checked_before_the_start(parse, tmp_path, algo, text, message):
+    path = tmp_path / "expert.npz"
+    layers = {"Dense_0": {"kernel": np.zeros((2, 2), np.float32), "bias": np.zeros(2, np.float32)}}
+    network = weights.Weights(layers, jax.tree.map(lambda x: x == 0, layers))
+    name = "actor" if algo == "bc" else "critic"
+    if text == "small":
+        both = weights.Weights(*({"q1": tree, "q2": tree} for tree in network[:2]))
+        weights.save(path, {name: network if algo == "bc" else both})
+    elif text == "critic":
+        weights.save(path, {"other": network})
+    elif text is not None:
+        path.write_bytes(text)
+    values = parse(f"--algo={algo}", f"--expert={path}", "--method=rigl")
+    with pytest.raises(ValueError, match=message):
+        train.set_up(values, None)
+
+
+def test_devices_are_counted_by_the_dry_run(capsys):
+    assert main.main(["train", "--dry_run", "--devices=1000"]) == 2
+    assert "--devices=1000: this process has" in capsys.readouterr().err
+    assert main.main(["train", "--dry_run", "--host_timeout=nan"]) == 2
+    assert "--host_timeout=nan" in capsys.readouterr().err
