@@ -13,7 +13,7 @@ _GROUPS = ["Libraries", "RL libraries", "Optimizers", "Transformations", "Files"
 
 def table() -> str:
     """A section per group, with one line per registered test."""
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS), str(TESTS.parent)]
     found: list[Any] = []
     for path in sorted(TESTS.glob("test_embed_*.py")):
         module = importlib.import_module(path.stem)
