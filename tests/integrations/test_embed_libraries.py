@@ -1,6 +1,7 @@
 """`sparsify` around networks of other libraries: exact links in every layer, and the loss falls."""
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ from embedding import (
     check_links,
     check_moved,
     fit,
+    network,
     row,
     sparse_adam,
     task,
@@ -34,6 +36,64 @@ def _broadcasting():
 
 def layouts(params: Any) -> dict[str, str]:
     return {leaf.path: leaf.layout for leaf in leaves.describe(params) if leaf.sparse}
+
+
+def sequences() -> tuple[Any, Any]:
+    """Sequences, and a function of their means."""
+    x = np.random.default_rng(0).standard_normal((16, 6, 12)).astype(np.float32)
+    return x, np.tanh(2 * x.mean(axis=1)[:, :3])
+
+
+def check_training(params: Any, of: Any, share: float = 0.5) -> None:
+    tx = sparse_adam(2e-2)
+    trained, state, losses = fit(tx, params, of)
+    check_links(trained, state)
+    check_moved(tx.init(params), state)
+    check_learned(losses, share)
+
+
+class Pair(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Layer:
+    kernel: Any
+    bias: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    """Children without names."""
+
+    def __init__(self, *children: Any):
+        self.children = children
+
+    def tree_flatten(self) -> Any:
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Any:
+        return cls(*children)
+
+
+@row(
+    "Libraries", "plain JAX", "dictionaries, tuples, NamedTuples, dataclasses, custom nodes, `None`"
+)
+@pytest.mark.parametrize("kind", ["tuple", "named", "dataclass", "node"])
+def test_plain_jax(kind):
+    x, y = task()
+    layers = network(jax.random.key(0))
+    make = {"tuple": lambda *xs: xs, "named": Pair, "dataclass": Layer, "node": Node}[kind]
+    params = [make(layer["kernel"], layer["bias"]) for layer in layers.values()]
+
+    def of(params: Any) -> Any:
+        (w0, b0), (w1, b1) = (jax.tree.leaves(layer) for layer in params["layers"])
+        return jnp.mean((jnp.tanh(x @ w0 + b0) @ w1 + b1 - y) ** 2)
+
+    check_training({"layers": params, "absent": None}, of)
 
 
 class Mlp(nn.Module):
@@ -167,6 +227,43 @@ def test_conv_net():
     check_learned(losses)
 
 
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        outputs: Any = nn.RNN(nn.LSTMCell(8))(x)
+        return nn.Dense(3)(outputs[:, -1])
+
+
+@row("Libraries", "recurrent network (Linen)", "`nn.RNN` of an LSTM")
+def test_linen_lstm():
+    x, y = sequences()
+    model = Recurrent()
+    params: Any = model.init(jax.random.key(0), x)["params"]
+    gates = {f"LSTMCell_0/{i}{gate}/kernel": "io" for i in "ih" for gate in "fgio"}
+    assert layouts(params) == {"Dense_0/kernel": "io", **gates}
+    check_training(params, lambda p: jnp.mean((cast(Any, model.apply({"params": p}, x)) - y) ** 2))
+
+
+class Partitioned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+        return jnp.tanh(nn.Dense(3, kernel_init=init)(x))
+
+
+@row(
+    "Libraries", "Flax Linen, `nn.with_partitioning`", "boxed parameters, with or without unboxing"
+)
+@pytest.mark.parametrize("boxed", [True, False])
+def test_linen_partitioned(boxed):
+    x, y = task()
+    model = Partitioned()
+    params: Any = model.init(jax.random.key(0), x)["params"]
+    params = params if boxed else nn.meta.unbox(params)
+    assert layouts(params) == {"Dense_0/kernel": "io"}
+    check_training(params, lambda p: jnp.mean((cast(Any, model.apply({"params": p}, x)) - y) ** 2))
+
+
 @row("Libraries", "Flax NNX", "`nnx.Optimizer(model, sparsify(...), wrt=nnx.Param)`")
 def test_nnx():
     x, y = task()
@@ -195,6 +292,64 @@ def test_nnx():
     last = rlx2.masks_of(optimizer.opt_state)
     assert any(bool((a != b).any()) for a, b in zip(*map(jax.tree.leaves, (first, last))))
     check_learned(losses)
+
+
+@row("Libraries", "Flax NNX, custom layers", "`nnx.Param` named `w`, next to BatchNorm and Dropout")
+def test_nnx_custom_layers():
+    x, y = task()
+
+    class Model(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.w = nnx.Param(jax.random.normal(rngs.params(), (12, 24)) / 4)
+            self.b = nnx.Param(jnp.zeros(24))
+            self.norm = nnx.BatchNorm(24, rngs=rngs)
+            self.dropout = nnx.Dropout(0.1, rngs=rngs)
+            self.out = nnx.Linear(24, 3, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            h = nnx.tanh(self.norm(x @ self.w[...] + self.b[...]))
+            return self.out(self.dropout(h))
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, sparse_adam(), wrt=nnx.Param)
+    assert layouts(nnx.state(model, nnx.Param)) == {"w": "io", "out/kernel": "io"}
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> Any:
+        value, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - y) ** 2))(model)
+        optimizer.update(model, grads)
+        return value
+
+    losses = [float(step(model, optimizer)) for _ in range(STEPS)]
+    check_links(nnx.state(model, nnx.Param), optimizer.opt_state)
+    check_learned(losses)
+
+
+@row("Libraries", "Flax NNX, `nnx.scan` over layers", "every layer has its exact number of links")
+def test_nnx_scan():
+    x, y = task()
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.norm = nnx.LayerNorm(12, rngs=rngs)
+            self.linear = nnx.Linear(12, 12, rngs=rngs)
+
+        def __call__(self, h: Any) -> Any:
+            return h + nnx.tanh(self.linear(self.norm(h)))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            make = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: Block(rngs)))
+            self.blocks = make(rngs)
+            self.out = nnx.Linear(12, 3, rngs=rngs)
+
+        def __call__(self, h: Any) -> Any:
+            apply = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(lambda h, b: b(h))
+            return self.out(apply(h, self.blocks))
+
+    graph, params, rest = nnx.split(Model(nnx.Rngs(0)), nnx.Param, ...)
+    assert layouts(params) == {"blocks/linear/kernel": "mio", "out/kernel": "io"}
+    check_training(params, lambda p: jnp.mean((nnx.merge(graph, p, rest)(x) - y) ** 2))
 
 
 @row("Libraries", "Flax NNX, `nnx.vmap`", "every member has its exact number of links")
@@ -261,6 +416,42 @@ def test_equinox_ensemble():
     check_learned(losses, 0.8)
 
 
+@row("Libraries", "Equinox, recurrent network", "`GRUCell`, `eqx.filter_jit(donate='all')`")
+def test_equinox_gru():
+    eqx = pytest.importorskip("equinox")
+    x, y = sequences()
+
+    class Model(eqx.Module):
+        cell: Any
+        out: Any
+
+        def __call__(self, x: Any) -> Any:
+            start = jnp.zeros(8)
+            return self.out(jax.lax.scan(lambda h, x: (self.cell(x, h), None), start, x)[0])
+
+    one, two = jax.random.split(jax.random.key(0))
+    model: Any = Model(eqx.nn.GRUCell(12, 8, key=one), eqx.nn.Linear(8, 3, key=two))
+    tx = sparse_adam(2e-2)
+    state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit(donate="all")
+    def step(model: Any, state: Any) -> Any:
+        of = lambda m: jnp.mean((jax.vmap(m)(x) - y) ** 2)  # noqa: E731
+        value, grads = eqx.filter_value_and_grad(of)(model)
+        updates, state = tx.update(grads, state, eqx.filter(model, eqx.is_inexact_array))
+        return eqx.apply_updates(model, updates), state, value
+
+    losses = []
+    for _ in range(STEPS):
+        model, state, value = step(model, state)
+        losses.append(float(value))
+    params = eqx.filter(model, eqx.is_inexact_array)
+    names = ("cell/weight_ih", "cell/weight_hh", "out/weight")
+    assert layouts(params) == dict.fromkeys(names, "oi")
+    check_links(params, state)
+    check_learned(losses)
+
+
 @row("Libraries", "Haiku", "`tx.init(params)` of `hk.transform`")
 def test_haiku():
     hk = pytest.importorskip("haiku")
@@ -292,3 +483,43 @@ def test_haiku_ensemble():
     params, state, losses = fit(sparse_adam(), params, of)
     check_links(params, state)
     check_learned(losses)
+
+
+@row("Libraries", "Haiku, convolution, GRU, attention", "kernels as `window, in, out`")
+def test_haiku_layers():
+    hk = pytest.importorskip("haiku")
+    x, y = sequences()
+
+    def network(x: Any) -> Any:
+        h = jnp.tanh(hk.Conv1D(12, 3)(x))
+        h += hk.MultiHeadAttention(2, 6, w_init=hk.initializers.VarianceScaling())(h, h, h)
+        core = hk.GRU(8)
+        h, _ = hk.dynamic_unroll(core, h.swapaxes(0, 1), core.initial_state(16))
+        return hk.Linear(3)(h[-1])
+
+    model = hk.without_apply_rng(hk.transform(network))
+    params = model.init(jax.random.key(0), x)
+    projections = ("query", "key", "value", "linear")
+    assert layouts(params) == {
+        "conv1_d/w": "sio",
+        "gru/w_h": "io",
+        "gru/w_i": "io",
+        "linear/w": "io",
+        **{f"multi_head_attention/{name}/w": "io" for name in projections},
+    }
+    check_training(params, lambda p: jnp.mean((model.apply(p, x) - y) ** 2))
+
+
+@row("Libraries", "Haiku, `layer_stack`", "every layer has its exact number of links")
+def test_haiku_layer_stack():
+    hk = pytest.importorskip("haiku")
+    x, y = task()
+
+    def network(x: Any) -> Any:
+        layers = hk.experimental.layer_stack(3)(lambda h: h + jnp.tanh(hk.Linear(12)(h)))
+        return hk.Linear(3)(layers(x))
+
+    model = hk.without_apply_rng(hk.transform(network))
+    params = model.init(jax.random.key(0), x)
+    assert sorted(layouts(params).values()) == ["io", "mio"]
+    check_training(params, lambda p: jnp.mean((model.apply(p, x) - y) ** 2))

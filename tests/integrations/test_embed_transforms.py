@@ -13,6 +13,9 @@ import numpy as np
 import optax
 import pytest
 from embedding import (
+    PLAN,
+    SPARSITY,
+    STEPS,
     check_learned,
     check_links,
     check_moved,
@@ -108,6 +111,86 @@ def test_donation(trained):
     check_links(*after)
 
 
+@row("Transformations", "`lax.cond`", "updates in a branch; the counter counts those taken")
+def test_cond():
+    tx = sparse_adam()
+    one = step(tx)
+    params = network(jax.random.key(0))
+    state = tx.init(params)
+
+    def every_other(carry: Any, i: Any) -> Any:
+        return jax.lax.cond(i % 2 == 0, lambda c: one(*c), lambda c: c, carry), None
+
+    carry = rlx2.mask(params, state), state
+    carry, _ = jax.jit(lambda c: jax.lax.scan(every_other, c, jnp.arange(25)))(carry)
+    assert int(carry[1].count) == 13
+    expected = fit(tx, params, of, 13)
+    jax.tree.map(np.testing.assert_array_equal, rlx2.masks_of(carry[1]), rlx2.masks_of(expected[1]))
+    check_links(*carry)
+
+
+@row("Transformations", "`jax.checkpoint`", "the loss is rematerialised; equal masks")
+def test_checkpoint(trained):
+    tx, _, state = trained
+    params, found, _ = fit(tx, network(jax.random.key(0)), jax.checkpoint(of), 25)
+    jax.tree.map(np.testing.assert_array_equal, rlx2.masks_of(found), rlx2.masks_of(state))
+    check_links(params, found)
+
+
+@row("Transformations", "bfloat16 or float16 parameters", "parameters and updates keep their type")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision(dtype):
+    tx = rlx2.sparsify(optax.adam(1e-2, eps=1e-4), SPARSITY, **PLAN)
+    params, x, y = jax.tree.map(lambda a: jnp.asarray(a, dtype), (network(jax.random.key(0)), X, Y))
+    params, state, losses = fit(tx, params, lambda p: loss(p, x, y).astype(jnp.float32))
+    assert all(p.dtype == dtype for p in jax.tree.leaves(params))
+    check_links(params, state)
+    check_learned(losses)
+
+
+@row("Transformations", "float32 parameters, bfloat16 gradients", "parameters stay float32")
+def test_mixed_precision():
+    tx = sparse_adam()
+    x, y = jnp.asarray(X, jnp.bfloat16), jnp.asarray(Y, jnp.bfloat16)
+    half = lambda params: jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)  # noqa: E731
+
+    def one(carry: Any, _: None) -> Any:
+        params, state = carry
+        value, grads = jax.value_and_grad(lambda p: loss(p, x, y))(half(params))
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    params = network(jax.random.key(0))
+    carry = params, tx.init(params)
+    carry, _ = one(carry, None)  # from now on the optimizer's state keeps its types
+    (params, state), losses = jax.lax.scan(one, carry, None, length=STEPS)
+    assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(params))
+    check_links(params, state)
+    check_learned(losses.astype(jnp.float32))
+
+
+@row(
+    "Transformations", "differentiation through training", "exact, with `optax.adam(eps_root=...)`"
+)
+@pytest.mark.parametrize("mask_step", ["skip", "after"])
+def test_meta_gradients(mask_step):
+    """The derivative of the final loss by the learning rate, past two mask updates."""
+    with jax.enable_x64(True):
+        params, x, y = jax.tree.map(
+            lambda a: jnp.asarray(a, jnp.float64), (network(jax.random.key(0)), X, Y)
+        )
+
+        def final(rate: Any) -> Any:
+            adam = optax.inject_hyperparams(optax.adam)(learning_rate=rate, eps_root=1e-8)
+            tx: Any = rlx2.sparsify(adam, SPARSITY, mask_step=mask_step, interval=5, t_end=40)
+            found = fit(tx, params, lambda p: loss(p, x, y), 12)
+            return loss(found[0], x, y)
+
+        final = jax.jit(final)
+        above, below = (float(final(1e-2 + e)) for e in (1e-6, -1e-6))
+        np.testing.assert_allclose(jax.grad(final)(1e-2), (above - below) / 2e-6, rtol=1e-5)
+
+
 def two_devices(mode: str) -> None:
     """In a subprocess, because the number of devices is fixed when JAX starts."""
     here = Path(__file__).parent
@@ -131,6 +214,11 @@ def test_pmap():
 @row("Transformations", "`shard_map`", "gradients averaged over two devices; masks stay in sync")
 def test_shard_map():
     two_devices("shard_map")
+
+
+@row("Transformations", "sharded parameters", "`NamedSharding` under `jit`: masks as on one device")
+def test_sharded_parameters():
+    two_devices("auto")
 
 
 @row("Transformations", "explicit mesh", "`jax.set_mesh`, weights sharded over two devices")

@@ -1,4 +1,4 @@
-"""Two devices of one process: `python two_devices.py pmap|shard_map|mesh` prints `exact`."""
+"""Two devices of one process: `python two_devices.py pmap|shard_map|auto|mesh` prints `exact`."""
 
 import sys
 from typing import Any
@@ -53,6 +53,36 @@ def parallel(mode: str) -> None:
     check_learned(losses)
 
 
+def automatic() -> None:
+    """Weights sharded by the compiler train like those on one device."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"layer_0": jax.P(None, "x"), "layer_1": jax.P("x", None)}
+    params = network(jax.random.key(0))
+    sharded = {
+        name: {**layer, "kernel": jax.device_put(layer["kernel"], jax.NamedSharding(mesh, spec))}
+        for (name, layer), spec in zip(params.items(), specs.values())
+    }
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, X, Y)
+        updates, state = TX.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    first = jax.jit(TX.init)(sharded)
+    jax.tree.map(
+        np.testing.assert_array_equal, rlx2.masks_of(first), rlx2.masks_of(TX.init(params))
+    )
+    carry: Any = rlx2.mask(sharded, first), first
+    losses = []
+    for _ in range(STEPS):
+        *carry, value = step(*carry)
+        losses.append(float(value))
+    assert len(carry[0]["layer_0"]["kernel"].sharding.device_set) == 2
+    check_links(*carry)
+    check_learned(losses)
+
+
 def explicit() -> None:
     """Weights sharded over an explicit mesh."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
@@ -89,5 +119,6 @@ def explicit() -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 2)
-    explicit() if sys.argv[1] == "mesh" else parallel(sys.argv[1])
+    mode = sys.argv[1]
+    {"mesh": explicit, "auto": automatic}.get(mode, lambda: parallel(mode))()
     print("exact")
