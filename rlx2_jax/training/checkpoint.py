@@ -65,6 +65,7 @@ class Checkpoints:
     def begin(self) -> None:
         """Marks the run as started without a checkpoint."""
         with contextlib.suppress(OSError):
+            self._none_yet.parent.mkdir(parents=True, exist_ok=True)
             self._none_yet.touch()
 
     @property

@@ -44,13 +44,14 @@ def claim(
     Returns the run with its number of lanes per chunk, which is fixed at the first start.
     """
     path, copy = directory / CONFIG, directory / CHECKPOINTS / CONFIG
-    resumed = resume and has_run(directory)
+    resumed, store = resume and has_run(directory), Checkpoints(copy.parent)
     if resumed:
         found = read_run(directory, say, allow_imports=True)  # the caller has checked `run`
         found = _add_time_limit(found, run, say)
         check_same_settings(found, run, directory)
         _check_memory(found)
         if restart:
+            store.begin()
             _discard(directory)
     else:
         _refuse_other_files(directory)
@@ -58,11 +59,11 @@ def claim(
         _check_disk(found, directory)
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            store.begin()  # first: without this file, a run without checkpoints has lost them
         for file in (path, copy):
             if not _holds(file, found):
                 files.write_json(file, found.to_json())
-        if restart or not resumed:
-            Checkpoints(copy.parent).begin()
     except OSError as error:
         raise RunError(
             f"cannot write {CONFIG} to {directory} ({files.first_line(error)}): free some space, "
@@ -118,12 +119,12 @@ def newest_checkpoint(
     except Damaged as error:
         raise RunError(f"{error}: restore them from a copy, or {begin_again}") from error
     if saved is None:
+        if not store.begun_only:
+            raise RunError(
+                f"{directory} has no checkpoint to continue from: restore {CHECKPOINTS}/ from a "
+                f"copy, or {begin_again}"
+            )
         if _trained(directory):
-            if not store.begun_only:
-                raise RunError(
-                    f"{directory} has results but no checkpoint to continue from: restore "
-                    f"{CHECKPOINTS}/ from a copy, or {begin_again}"
-                )
             say("warning: this run had not saved a checkpoint yet: it starts over")
         return None
     try:

@@ -36,6 +36,8 @@ def restore_log(data: Path, entries: Sequence[Entry], path: Path, warn: Warn) ->
     """Truncates a log to its saved segments, or rebuilds it; returns its size."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         files.discard(path)  # never write through a link
+    elif path.exists() and path.stat().st_nlink > 1:
+        files.write_bytes(path, path.read_bytes())  # a hard link of a backup: leave that alone
     size = entries[-1]["end"] if entries else 0
     parts = [_segment(path, e) for e in entries]
     for part, entry in zip(parts, entries):
@@ -65,6 +67,8 @@ def restore_files(run: Path, data: Path, entries: Sequence[Entry], warn: Warn) -
         elif not all(good):
             source, other = (path, copy) if good[0] else (copy, path)
             files.discard(other)
+            if not other.parent.is_dir():
+                files.discard(other.parent)  # something else has its name
             other.parent.mkdir(parents=True, exist_ok=True)
             files.write_bytes(other, source.read_bytes())
             warn(f"warning: {other.name} was missing or damaged and has been restored")

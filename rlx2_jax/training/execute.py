@@ -278,9 +278,11 @@ class _Execution:
             self.store.save(position, chunk.index, snapshots, logs, meta, self.fresh)
         except Exception as error:  # a failed checkpoint never ends the run
             if not self.unsaved:
+                last = f"the last good one, at step {self.saved_at:,}, is kept"
+                kept = last if self.store.positions() else "there is no earlier one"
                 self.say(
                     f"warning: the checkpoint at step {step:,} failed ({files.first_line(error)}); "
-                    f"the last good one, at step {self.saved_at:,}, is kept and training continues"
+                    f"{kept} and training continues"
                 )
             self.unsaved = True
             return False

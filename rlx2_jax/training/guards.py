@@ -40,6 +40,8 @@ def locked(directory: Path) -> Iterator[Callable[[], None]]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(directory / LOCK, flags, 0o666)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RunError(f"{directory / LOCK} is a symbolic link: delete it") from error
         raise RunError(
             f"cannot write to {directory} ({error.strerror}): choose another --logdir"
         ) from error

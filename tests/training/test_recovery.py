@@ -162,6 +162,23 @@ def test_deleted_checkpoints_are_not_silently_begun_again(whole, stopped, tmp_pa
     same(directory, whole)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_configuration_without_a_run_is_not_silently_trained(stopped, tmp_path, inside):
+    """For instance `rlx2 resume RUN/checkpoints`, where a copy of it is."""
+    directory = copy(stopped, tmp_path) / "checkpoints" if inside else tmp_path
+    if not inside:
+        shutil.copy(stopped / "config.json", directory)
+    before = sorted(directory.rglob("*"))
+    with pytest.raises(RunError, match=r"has no checkpoint to continue from.*--restart"):
+        resume(directory)
+    assert sorted({*directory.rglob("*")} - {*before}) == [
+        directory / "checkpoints",
+        directory / "checkpoints" / "config.json",
+        directory / "run.lock",
+        directory / "status.json",
+    ]
+
+
 def test_a_run_that_never_saved_a_checkpoint_begins_again(whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint.Checkpoints, "_save_rows", _full_disk)
@@ -320,6 +337,15 @@ def test_tables_keep_the_columns_that_they_began_with(tmp_path):
     assert path.read_text().splitlines()[-1] == "0,2"
 
 
+def test_resuming_a_copy_of_hard_links_leaves_the_original_alone(whole, stopped, tmp_path):
+    original = copy(stopped, tmp_path)
+    linked = shutil.copytree(original, tmp_path / "linked", copy_function=os.link)
+    before = {p: p.read_bytes() for p in original.rglob("*") if p.is_file()}
+    resume(linked)
+    same(linked, whole)
+    assert before == {p: p.read_bytes() for p in original.rglob("*") if p.is_file()}
+
+
 def test_weights_are_restored_from_their_copies(whole, stopped, tmp_path):
     directory = copy(stopped, tmp_path)
     (directory / "initial" / "lane-1.npz").write_bytes(b"")
@@ -331,6 +357,16 @@ def test_weights_are_restored_from_their_copies(whole, stopped, tmp_path):
     assert sum("has been restored" in line for line in said) == 4
     same(directory, whole)
     assert damaged.read_bytes() == (directory / "final" / "lane-1.npz").read_bytes()
+
+
+def test_a_file_in_the_place_of_a_folder_is_replaced(whole, stopped, tmp_path):
+    directory = copy(stopped, tmp_path)
+    for name in ("initial", "final"):
+        shutil.rmtree(directory / name)
+        (directory / name).write_text("not a folder")
+    _, said = resume(directory)
+    assert any("lane-0.npz was missing or damaged and has been restored" in line for line in said)
+    same(directory, whole)
 
 
 def test_a_damaged_log_segment_is_copied_from_the_log(whole, stopped, tmp_path):
