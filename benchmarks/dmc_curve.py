@@ -2,7 +2,8 @@
 
     rlx2 train --env=HumanoidStand-v1 --env_backend=envpool --method=dense,rlx2 \
         --actor_sparsity=0.9 --critic_sparsity=0.8 --steps=20000 --warmup=2000 --t0=6000 \
-        --mask_interval=1000 --buffer_interval=5000 --eval_interval=2000 --logdir=runs/dmc
+        --mask_interval=1000 --buffer_interval=5000 --eval_interval=2000 --episodes=3 \
+        --logdir=runs/dmc
     python -m benchmarks.dmc_curve --logdir=runs/dmc
 
 Without --logdir it redraws the plot from the existing CSV file.
