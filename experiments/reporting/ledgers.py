@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
+from experiments.paper.ledger import ledger
 from experiments.reporting.scores import label
 from rlx2_jax.reporting.tables import Cell, Column, Table
-from rlx2_jax.sparse import accounting
+from rlx2_jax.sparse.accounting import Networks, Ratios
 
 HIDDEN = (256, 256)
 N_STEP = {"td3": 3, "sac": 2}
@@ -67,11 +68,11 @@ def _table2() -> Table:
 
 
 def _ratios(row: dict[str, Any]) -> list[float]:
-    def run(n: int) -> accounting.Ratios:
-        sparsities = row["actor_sparsity"], row["critic_sparsity"]
-        return accounting.ledger(
-            row["algo"], *sizes()[row["env"]], HIDDEN, *sparsities, dense_n_step=n
-        ).relative
+    sparsities = row["actor_sparsity"], row["critic_sparsity"]
+    networks = Networks(*sizes()[row["env"]], HIDDEN, *sparsities)
+
+    def run(n: int) -> Ratios:
+        return ledger(row["algo"], networks, dense_n_step=n).relative
 
     one_step, same_n = run(1), run(N_STEP[row["algo"]])
     return [*(getattr(one_step, name) for name, _, _ in _RATIOS), same_n.train_flops]
@@ -82,9 +83,8 @@ def coefficients(algo: str, quantity: str) -> tuple[float, float]:
     heads = {"td3": 1, "sac": 2}[algo]
     left, right = [], []
     for obs, action in ((3, 2), (200, 5)):
-        run = accounting.ledger(
-            algo, obs, action, HIDDEN, 0, 0, method="dense", n_step=N_STEP[algo], batch_size=256
-        )
+        networks = Networks(obs, action, HIDDEN, 0, 0)
+        run = ledger(algo, networks, method="dense", n_step=N_STEP[algo], batch_size=256)
         per_link = quantity == "total_parameters"
         nets = []
         for ends in ((obs, heads * action), (obs + action, 1)):
@@ -134,8 +134,8 @@ def _table6() -> Table:
         sparsities = average[algo]["actor_sparsity"], average[algo]["critic_sparsity"]
 
         def ratio(task: str, hidden: tuple[int, ...], algo=algo, method=method, s=sparsities):
-            run = accounting.ledger(algo, *sizes()[task], hidden, *s, method=method)
-            static = accounting.ledger(algo, *sizes()[task], hidden, *s, method="ss")
+            networks = Networks(*sizes()[task], hidden, *s)
+            run, static = (ledger(algo, networks, method=name) for name in (method, "ss"))
             return run.train_flops / static.train_flops
 
         wide, printed = ratio("Hopper", (10**6, 10**6)), float(row["train_flops"])
@@ -157,7 +157,7 @@ def _table14() -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in paper.load("humanoid_models"):
         sparsities = row["actor_sparsity"], row["critic_sparsity"]
-        run = accounting.ledger("td3", *sizes()["Humanoid"], (row["hidden"],) * 2, *sparsities)
+        run = ledger("td3", Networks(*sizes()["Humanoid"], (row["hidden"],) * 2, *sparsities))
         ours, printed = round(run.online_parameters), row["parameters"]
         rows.append((f"{row['hidden']} units", *sparsities, ours, printed, ours - printed))
     columns = (

@@ -5,13 +5,14 @@ from functools import partial
 import numpy as np
 
 from experiments import paper
+from experiments.paper.ledger import ledger
 from experiments.reporting import figures, percent, scores, stats
 from experiments.reporting.figures import Absent, Figure
 from experiments.reporting.panels import Item, curve_panels
 from experiments.reporting.percent import Percentages, from_paper
 from experiments.reporting.results import Suite
 from rlx2_jax.reporting.tables import Cell, Column, Table
-from rlx2_jax.sparse import accounting
+from rlx2_jax.sparse.accounting import Networks
 
 METHODS = ("tiny", "ss", "set", "rigl", "rlx2")
 
@@ -69,7 +70,7 @@ def _sizes(suite: Suite) -> Table:
             actor, critic = percent.sparsities(unit, lane)
             sizes = unit.config["obs_dim"], unit.config["action_dim"], unit.hidden
             given = (lane.settings.get(f"{net}_sparsity") or 0.0 for net in ("actor", "critic"))
-            ratios = accounting.ledger(unit.algo, *sizes, *given).relative
+            ratios = ledger(unit.algo, Networks(*sizes, *given)).relative
         cells: list[Cell] = [f"{row['algo'].upper()} {row['env']}", actor, row["actor_sparsity"]]
         cells += [critic, row["critic_sparsity"]]
         for ours, printed, _ in kinds:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import paper
+from experiments.paper.ledger import ledger
 from experiments.reporting import figures, maskimages, percent, scores
 from experiments.reporting.figures import Absent, Figure, Group, Point
 from experiments.reporting.panels import Item, groups, panel
@@ -14,7 +15,7 @@ from experiments.reporting.results import Lane, Suite, Unit
 from experiments.reporting.scores import Scale, label
 from rlx2_jax import archive
 from rlx2_jax.reporting.tables import Cell, Column, Table, Value
-from rlx2_jax.sparse import accounting
+from rlx2_jax.sparse.accounting import Networks
 
 _MASK = re.compile(r"(actor|critic)/mask/(.+)/kernel")
 
@@ -95,7 +96,7 @@ def _total_sparsity(unit: Unit, level: tuple[float, float]) -> float | None:
     if not (config.get("obs_dim") and config.get("action_dim")):
         return None
     sizes = config["obs_dim"], config["action_dim"], unit.hidden
-    run = accounting.ledger(unit.algo, *sizes, *level, method="ss")
+    run = ledger(unit.algo, Networks(*sizes, *level), method="ss")
     return 1 - run.relative.total_parameters
 
 

@@ -17,12 +17,13 @@ S_a and S_c are overall sparsities of a network. Parameter counts are not rounde
 actual mask differ by less than one per layer.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rlx2_jax.algorithms import NETWORK_USE, NetworkUse
 from rlx2_jax.sparse import masks
@@ -30,32 +31,60 @@ from rlx2_jax.sparse import masks
 Shapes = tuple[tuple[int, int], ...]  # (in, out) of each layer
 
 
-class _Method(NamedTuple):
-    """The costs of a method compared to a dense run."""
+@dataclass(frozen=True)
+class Networks:
+    """Sizes and sparsities of an actor and its critics.
 
-    networks: Literal["sparse", "dense", "tiny"] = "sparse"  # tiny: dense with fewer units
-    dense_gradient: bool = False  # growth by gradient; SET's random growth is free (table 6)
-    robust: bool = False  # multi-step targets and dynamic-capacity buffer
-    every_update: bool = False  # needs the dense gradient at every update of a network
+    Attributes:
+      obs_dim, action_dim: of the task. SAC's actor has 2 action_dim outputs; a critic has
+        obs_dim + action_dim inputs.
+      hidden: hidden units of an MLP; None: `layers`.
+      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer.
+      layers: (in, out) of the linear layers of actor and critic, for architectures other than an
+        MLP. Biases and normalisation do not count.
+      distribution: layer allocation, see `masks.layer_sparsities`.
+      tiny: whether they are small and dense instead, with as many parameters.
+      critics: size of the ensemble, also of the dense run.
+      trained: the sparsity of each layer of actor and critic, averaged over the updates, for
+        methods that prune; None: the given sparsities, from the start.
+    """
+
+    obs_dim: int
+    action_dim: int
+    hidden: Sequence[int] | None
+    actor_sparsity: float | Sequence[float]
+    critic_sparsity: float | Sequence[float]
+    _: KW_ONLY
+    layers: tuple[Shapes, Shapes] | None = None
+    distribution: str = "erdos_renyi"
+    tiny: bool = False
+    critics: int = 2
+    trained: tuple[Sequence[float], Sequence[float]] | None = None
 
 
-_METHODS = {
-    "dense": _Method("dense"),
-    "tiny": _Method("tiny"),
-    "ss": _Method(),
-    "set": _Method(),
-    "rigl": _Method(dense_gradient=True),
-    "rlx2": _Method(dense_gradient=True, robust=True),
-    "rlx2-tiny": _Method("tiny", robust=True),  # topology ablations (table 3)
-    "rlx2-ss": _Method(robust=True),
-    "rlx2-set": _Method(robust=True),
-}
-_MORE = {
-    "snfs": _Method(dense_gradient=True, every_update=True),
-    "srigl": _Method(dense_gradient=True),
-    **{name: _Method() for name in ("dsr", "deepr", "gmp", "magnitude", "snip", "grasp")},
-}
-_METHODS |= _MORE | {f"rlx2-{name}": x._replace(robust=True) for name, x in _MORE.items()}
+@dataclass(frozen=True)
+class Iteration:
+    """The work of a training iteration.
+
+    Attributes:
+      batch_size: B.
+      n_step: target length n.
+      mask_interval: Δ_m of actor and critic, for growth that needs the dense gradient; `math.inf`:
+        none, or free (random growth). As in the paper, Δ_m is not multiplied by d for TD3's actor,
+        although its mask changes only every d Δ_m iterations.
+      buffer_interval: Δ_b, iterations between buffer checks; `math.inf`: a fixed-size buffer.
+      oldest_k: K; None: the paper's 8 B.
+      policy_delay: d; None: the paper's, 2 for TD3 and 1 for SAC.
+      hessian_products: Hessian-gradient products of each network per update (GraSP).
+    """
+
+    batch_size: int = 256
+    n_step: int = 1
+    mask_interval: tuple[float, float] = (math.inf, math.inf)
+    buffer_interval: float = math.inf
+    oldest_k: int | None = None
+    policy_delay: int | None = None
+    hessian_products: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,10 +147,10 @@ class Ledger:
 
 
 class _Rates(NamedTuple):
-    actor_evolutions: float  # mask updates per iteration
-    critic_evolutions: float
-    distances: float  # actions per iteration that the policy distance compares
-    hessian_products: float  # of each network per iteration
+    actor_evolutions: float = 0.0  # mask updates per iteration
+    critic_evolutions: float = 0.0
+    distances: float = 0.0  # actions per iteration that the policy distance compares
+    hessian_products: float = 0.0  # of each network per iteration
 
 
 class _Network(NamedTuple):
@@ -131,110 +160,77 @@ class _Network(NamedTuple):
     flops: float
 
 
+_Pair = tuple[_Network, _Network]  # actor and critic
+
+
 def ledger(
     algo: str,
-    obs_dim: int,
-    action_dim: int,
-    hidden: Sequence[int] | None,
-    actor_sparsity: float | Sequence[float],
-    critic_sparsity: float | Sequence[float],
+    networks: Networks,
+    iteration: Iteration | None = None,
     *,
-    layers: tuple[Shapes, Shapes] | None = None,
-    method: str = "rlx2",
-    batch_size: int = 256,
-    n_step: int | None = None,
-    mask_interval: float | tuple[float, float] | None = None,
-    buffer_interval: float = 10_000,
-    oldest_k: int | None = None,
-    policy_delay: int | None = None,
-    distribution: str = "erdos_renyi",
-    dense_gradient: bool | None = None,
-    dynamic_buffer: bool | None = None,
+    method: str = "",
     dense_n_step: int = 1,
-    critics: int = 2,
-    trained: tuple[Sequence[float], Sequence[float]] | None = None,
-    hessian_products: float = 0.0,
 ) -> Ledger:
     """Parameters and FLOPs of one run, and their ratios to the dense run (appendix C.3).
 
     Args:
       algo: "td3", "sac" or another algorithm's name.
-      obs_dim, action_dim, hidden: network sizes. SAC's actor has 2 action_dim outputs; a critic has
-        obs_dim + action_dim inputs.
-      actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer; ignored by
-        dense.
-      layers: (in, out) of the linear layers of actor and critic, for architectures other than an
-        MLP; `hidden` must then be None. Biases and normalisation do not count.
-      method: dense, tiny, ss, set, rigl, rlx2; or rlx2-tiny, rlx2-ss, rlx2-set (table 3); or
-        another lane method.
-      n_step: target length; default: 1, for rlx2 methods the paper's (TD3 3, SAC 2).
-      mask_interval, buffer_interval: Δ_m and Δ_b, `math.inf` for never; Δ_m may be a pair (actor,
-        critic). Default Δ_m: 10,000, or every update of a network for growth by the smoothed
-        gradient. As in the paper, Δ_m is not multiplied by d for TD3's actor, although its mask
-        changes only every d Δ_m iterations.
-      oldest_k, policy_delay: K and d; default: the paper's 8 batch_size, and 2 for TD3, 1 for SAC.
-      distribution: layer allocation, see `masks.layer_sparsities`.
-      dense_gradient: whether to count growth by gradient; default: as the method needs it.
-      dynamic_buffer: whether to count trimming; default: for rlx2 methods only.
+      method: a label; the costs depend only on `networks` and `iteration`.
       dense_n_step: n of the dense run in ratios: 1 in the paper's main table. Affects only SAC's
         training ratio; give n_step's value to compare at equal n.
-      critics: size of the ensemble, also of the dense run.
-      trained: the sparsity of each layer of actor and critic, averaged over the updates, for
-        methods that prune; None: the given sparsities, from the start.
-      hessian_products: Hessian-gradient products of each network per update (GraSP).
     """
-    for name, choice, known in [("algo", algo, NETWORK_USE), ("method", method, _METHODS)]:
-        if choice not in known:
-            raise ValueError(f"{name} is {choice!r}: choose one of {', '.join(known)}")
-    spec, does = NETWORK_USE[algo], _METHODS[method]
-    d = _positive("policy_delay", spec.policy_delay if policy_delay is None else policy_delay)
-    if mask_interval is None:
-        mask_interval = (d, 1) if does.every_update else 10_000
-    if not isinstance(mask_interval, tuple):
-        mask_interval = (mask_interval, mask_interval)
-    pairs = [*(("mask_interval", x) for x in mask_interval), ("buffer_interval", buffer_interval)]
-    for name, interval in pairs:
+    if algo not in NETWORK_USE:
+        raise ValueError(f"algo is {algo!r}: choose one of {', '.join(NETWORK_USE)}")
+    spec, iteration = NETWORK_USE[algo], iteration or Iteration()
+    d = iteration.policy_delay
+    d = _positive("policy_delay", spec.policy_delay if d is None else d)
+    n, dense_n = _positive("n_step", iteration.n_step), _positive("dense_n_step", dense_n_step)
+    batch = _positive("batch_size", iteration.batch_size)
+    old_k = iteration.oldest_k
+    old_k = _positive("oldest_k", 8 * batch if old_k is None else old_k)
+    actor_interval, critic_interval = iteration.mask_interval
+    pairs = [("mask_interval", actor_interval), ("mask_interval", critic_interval)]
+    for name, interval in [*pairs, ("buffer_interval", iteration.buffer_interval)]:
         if not interval >= 1:
             raise ValueError(f"{name} is {interval}: give at least 1, or math.inf for never")
-    batch = _positive("batch_size", batch_size)
-    paper_n = spec.n_step if does.robust else 1
-    n = _positive("n_step", paper_n if n_step is None else n_step)
-    old_k = _positive("oldest_k", 8 * batch if oldest_k is None else oldest_k)
-    dense_n = _positive("dense_n_step", dense_n_step)
-    trims = does.robust if dynamic_buffer is None else dynamic_buffer
-    charged = does.dense_gradient if dense_gradient is None else dense_gradient
-    actor_interval, critic_interval = mask_interval
     rates = _Rates(
-        charged / actor_interval,
-        charged / critic_interval,
-        trims * old_k / buffer_interval,
-        hessian_products,
+        1 / actor_interval,
+        1 / critic_interval,
+        old_k / iteration.buffer_interval,
+        iteration.hessian_products,
     )
-    obs_dim, action_dim = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
-    if hidden is not None:
-        hidden = tuple(_positive("hidden width", width) for width in hidden)
-        actor_out, critic_in = spec.actor_heads * action_dim, obs_dim + action_dim
-        layers = _chain(obs_dim, hidden, actor_out), _chain(critic_in, hidden, 1)
-    if layers is None or (hidden is None and does.networks == "tiny"):
-        raise ValueError(f"hidden is None: {method} needs the hidden layers of an MLP, or layers")
-    shapes = tuple(layers)
+    shapes, hidden = _shapes(networks, spec.actor_heads)
 
-    def networks(run: _Method, actor: Any, critic: Any) -> tuple[_Network, _Network]:
+    def pair(actor: Any, critic: Any, tiny: bool = False) -> _Pair:
         return (
-            _network(run, shapes[0], hidden, actor, distribution),
-            _network(run, shapes[1], hidden, critic, distribution),
+            _network(shapes[0], hidden, actor, networks.distribution, tiny),
+            _network(shapes[1], hidden, critic, networks.distribution, tiny),
         )
 
-    actor, critic = networks(does, actor_sparsity, critic_sparsity)
-    all_links = networks(_METHODS["dense"], actor_sparsity, critic_sparsity)
-    then = (actor, critic) if trained is None else networks(does, *trained)
-    count = _positive("critics", critics) if spec.has_critic else 0
-    own = _figures(spec, (actor, critic), then, all_links, count, batch, n, d, rates)
-    none = _Rates(0.0, 0.0, 0.0, 0.0)
-    dense = _figures(spec, all_links, all_links, all_links, count, batch, dense_n, d, none)
+    final = pair(networks.actor_sparsity, networks.critic_sparsity, networks.tiny)
+    trained = final if networks.trained is None else pair(*networks.trained)
+    all_links = pair(0.0, 0.0)
+    count = _positive("critics", networks.critics) if spec.has_critic else 0
+    own = _figures(spec, (final, trained, all_links), count, batch, n, d, rates)
+    dense = _figures(spec, (all_links, all_links, all_links), count, batch, dense_n, d, _Rates())
     ratio = lambda name: own[name] / dense[name] if dense[name] else 0.0  # noqa: E731
     relative = Ratios(**{f.name: ratio(f.name) for f in fields(Ratios)})
-    return Ledger(algo, method, n, actor.hidden, critic.hidden, relative, **own)
+    return Ledger(algo, method, n, final[0].hidden, final[1].hidden, relative, **own)
+
+
+def _shapes(
+    networks: Networks, actor_heads: int
+) -> tuple[tuple[Shapes, Shapes], tuple[int, ...] | None]:
+    """(in, out) of the layers of actor and critic, and the hidden units of an MLP."""
+    obs_dim = _positive("obs_dim", networks.obs_dim)
+    action_dim = _positive("action_dim", networks.action_dim)
+    if networks.hidden is not None:
+        hidden = tuple(_positive("hidden width", width) for width in networks.hidden)
+        actor = _chain(obs_dim, hidden, actor_heads * action_dim)
+        return (actor, _chain(obs_dim + action_dim, hidden, 1)), hidden
+    if networks.layers is None or networks.tiny:
+        raise ValueError("hidden is None: give the hidden layers of an MLP, or layers without tiny")
+    return networks.layers, None
 
 
 def tiny_width(in_dim: int, out_dim: int, hidden: Sequence[int], sparsity: float) -> int:
@@ -269,19 +265,18 @@ def _overall(shapes: Shapes, sparsity: float | Sequence[float]) -> float:
 
 
 def _network(
-    run: _Method,
     shapes: Shapes,
     hidden: tuple[int, ...] | None,
     sparsity: float | Sequence[float],
     distribution: str,
+    tiny: bool,
 ) -> _Network:
-    """One network under a method."""
+    """One network; `tiny`: a dense one with as many parameters."""
     overall = _overall(shapes, sparsity)
-    if run.networks == "tiny" and hidden is not None:
+    if tiny and hidden is not None:
         in_dim, out_dim = shapes[0][0], shapes[-1][1]
         hidden = _at_most(tiny_width(in_dim, out_dim, hidden, overall), hidden)
         shapes = _chain(in_dim, hidden, out_dim)
-    if run.networks != "sparse":
         sparsity = overall = 0.0
     layers = list(zip(shapes, masks.layer_sparsities(shapes, sparsity, distribution), strict=True))
     parameters = sum((1 - s) * i * o for (i, o), s in layers)
@@ -295,17 +290,16 @@ def _chain(in_dim: int, hidden: tuple[int, ...], out_dim: int) -> Shapes:
 
 def _figures(
     spec: NetworkUse,
-    final: tuple[_Network, _Network],
-    trained: tuple[_Network, _Network],
-    dense: tuple[_Network, _Network],
+    networks: tuple[_Pair, _Pair, _Pair],
     critics: int,
     batch: int,
     n: int,
     d: int,
     rates: _Rates,
 ) -> dict[str, float]:
-    """The numbers of a ledger, from the final, average trained, and dense networks."""
-    (actor, critic), (a, c) = final, (network.flops for network in trained)
+    """The numbers of a ledger. `networks`: the final, the average trained, and the dense ones."""
+    (actor, critic), trained, dense = networks
+    a, c = (network.flops for network in trained)
     target = (n if spec.target_every_step else 1) * a * spec.has_critic + critics * c
     judges = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
     products = 2 * rates.hessian_products  # one product costs two gradients

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from rlx2_jax.sparse import masks as masks_lib
@@ -166,21 +165,18 @@ class Topology(NamedTuple):
         init: str,
     ) -> Masks:
         """Initial masks with this structure, from the same random numbers as `masks.init`."""
-        if self.structure == "none":
-            return masks_lib.init(key, params, sparsity, distribution=distribution, init=init)
-        flat, treedef = jax.tree_util.tree_flatten_with_path(params)
-        chosen = [i for i, (path, leaf) in enumerate(flat) if masks_lib.is_weight(path, leaf)]
-        shapes = [flat[i][1].shape for i in chosen]
-        sparsities = masks_lib.layer_sparsities(shapes, sparsity, distribution)
-        masks = [jnp.ones(leaf.shape, bool) for _, leaf in flat]
-        for i, layer_sparsity, subkey in zip(
-            chosen, sparsities, jax.random.split(key, len(chosen))
-        ):
-            x = flat[i][1]
-            score = jnp.abs(x) if init == "magnitude" else jax.random.uniform(subkey, x.shape)
-            count = masks_lib.links(x.shape, layer_sparsity)
-            masks[i] = initial(kernel_leaf("", x.shape), self.pattern, score, count)
-        return jax.tree.unflatten(treedef, masks)
+
+        def choose(score: Array, links: int) -> Array:
+            return initial(kernel_leaf("", score.shape), self.pattern, score, links)
+
+        return masks_lib.init(
+            key,
+            params,
+            sparsity,
+            distribution=distribution,
+            init=init,
+            choose=None if self.structure == "none" else choose,
+        )
 
 
 RIGL = Topology()

@@ -127,6 +127,7 @@ def init(
     distribution: str = "erdos_renyi",
     init: str = "random",
     sparse: Predicate = is_weight,
+    choose: Callable[[Array, int], Array] | None = None,
 ) -> Masks:
     """Initial masks with exactly `links(shape, S_l)` ones in layer l, all ones elsewhere.
 
@@ -137,6 +138,7 @@ def init(
         order of `jax.tree.leaves`.
       init: `random` (the paper's), or `magnitude` for the largest weights of each layer.
       sparse: selects sparse leaves, given path and leaf.
+      choose: maps scores and a number of links to a mask, for patterns; default: `largest`.
     """
     if init not in INITS:
         raise ValueError(f"unknown mask init {init!r}: use one of {INITS}")
@@ -149,7 +151,7 @@ def init(
     for i, layer_sparsity, subkey in zip(chosen, sparsities, jax.random.split(key, len(chosen))):
         leaf = flat[i][1]
         score = jnp.abs(leaf) if init == "magnitude" else jax.random.uniform(subkey, leaf.shape)
-        masks[i] = largest(score, links(leaf.shape, layer_sparsity))
+        masks[i] = (choose or largest)(score, links(leaf.shape, layer_sparsity))
     return jax.tree.unflatten(treedef, masks)
 
 

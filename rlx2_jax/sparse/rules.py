@@ -10,7 +10,8 @@ A drop rule scores the links of a layer; those with the smallest |score| are dro
     DROP[name](layer) -> scores of the shape of `layer.weight`
 
 Decorate growth rules that read `layer.smoothed` with `uses_smoothed`; networks then track the
-exponentially smoothed dense gradient of every kernel.
+exponentially smoothed dense gradient of every kernel. Decorate those that do not read
+`layer.dense_grad` with `uses_no_gradient`.
 
 `register_grow` and `register_drop` add custom rules. Every rule works in masked and compact
 networks, in `topology.evolve`, `sparsify` and every agent, and as a value of `--grow` or `--drop`.
@@ -83,6 +84,19 @@ def gradient(key: Array, layer: Layer) -> Array | Factors:
     return layer.dense_grad
 
 
+def uses_no_gradient(rule: GrowRule) -> GrowRule:
+    """Declares that a growth rule does not read `layer.dense_grad`, so the ledger does not charge
+    for it."""
+    rule.needs_gradient = False  # pyright: ignore[reportFunctionMemberAccess]
+    return rule
+
+
+def needs_gradient(rule: GrowRule) -> bool:
+    """Whether a growth rule needs the gradient of absent links."""
+    return getattr(rule, "needs_gradient", True)
+
+
+@uses_no_gradient
 def random(key: Array, layer: Layer) -> Array:
     """SET (Mocanu et al., 2018): grows at random."""
     return layer.uniform(key)

@@ -22,15 +22,16 @@ def lane_ledger(config: Config, lane: Lane, *, updates: int | None = None) -> ac
     lane = configs.resolve(config, lane)
     topology = configs.topology_of(lane)
     last = min(config.updates + 1, lane.t_end or 0)
-    smoothed = topology.traits.smoothed or (
-        "grow" in topology.options and rules.needs_smoothed(rules.GROW[str(lane.grow)])
-    )
+    rule = rules.GROW[str(lane.grow)] if "grow" in topology.options else None
+    smoothed = topology.traits.smoothed or (rule is not None and rules.needs_smoothed(rule))
+    charged = smoothed or (rule is not None and rules.needs_gradient(rule))
 
     def mask_interval(delay: int) -> float:
-        """Δ_m of a network that is updated every `delay` updates; infinite if its mask is static.
-        A smoothed gradient needs the dense gradient at every update of the network."""
+        """Δ_m of a network that is updated every `delay` updates; infinite if its mask is static or
+        its growth free. A smoothed gradient needs the dense gradient at every update of the
+        network."""
         interval = lane.mask_interval or config.mask_interval
-        if not lane.zeta0 or interval >= last // delay:
+        if not charged or not lane.zeta0 or interval >= last // delay:
             return math.inf
         return delay if smoothed else interval
 
@@ -40,29 +41,28 @@ def lane_ledger(config: Config, lane: Lane, *, updates: int | None = None) -> ac
         sparsities = tuple(map(_sparsities, _shapes(config), final))
     interval = lane.buffer_interval or config.buffer_interval
     checks = max(interval // config.num_envs, 1) * config.updates_per_step
-    return accounting.ledger(
-        config.algo,
+    trims = lane.trim_ratio and interval <= config.steps and not lanes_.offline(config)
+    networks = accounting.Networks(
         config.obs_dim,
         config.action_dim,
         config.hidden,
         *sparsities,
         layers=_shapes(config),
-        method=lane.method,
+        distribution=lane.distribution,
+        tiny=bool(lane.tiny),
+        critics=config.critics,
+        trained=_trained_sparsities(config, lane, updates) if topology.prunes else None,
+    )
+    iteration = accounting.Iteration(
         batch_size=config.batch_size,
-        n_step=lane.n,
+        n_step=int(lane.n or 1),
         mask_interval=(mask_interval(config.policy_delay), mask_interval(1)),
-        buffer_interval=checks,
+        buffer_interval=checks if trims else math.inf,
         oldest_k=config.oldest_k,
         policy_delay=config.policy_delay,
-        critics=config.critics,
-        distribution=lane.distribution,
-        dense_gradient=smoothed or ("grow" in topology.options and lane.grow != "random"),
-        trained=_trained_sparsities(config, lane, updates) if topology.prunes else None,
         hessian_products=1 / updates if topology.traits.hessian else 0.0,
-        dynamic_buffer=bool(lane.trim_ratio)
-        and interval <= config.steps
-        and not lanes_.offline(config),
     )
+    return accounting.ledger(config.algo, networks, iteration, method=lane.method)
 
 
 def _sparsities(shapes: accounting.Shapes, links: Sequence[float]) -> tuple[float, ...]:

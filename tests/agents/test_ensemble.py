@@ -83,8 +83,8 @@ def test_settings_of_ensembles_are_checked():
 
 
 def test_the_ledger_counts_all_critics():
-    sizes = ("sac", 11, 3, (256, 256), 0.9, 0.8)
-    two, ten = (accounting.ledger(*sizes, critics=n) for n in (2, 10))
+    sizes = (11, 3, (256, 256), 0.9, 0.8)
+    two, ten = (accounting.ledger("sac", accounting.Networks(*sizes, critics=n)) for n in (2, 10))
     assert ten.critic_parameters == two.critic_parameters
     extra = ten.online_parameters - two.online_parameters
     assert extra == pytest.approx(8 * two.critic_parameters)

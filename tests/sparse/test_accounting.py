@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from experiments import paper
-from rlx2_jax import config
-from rlx2_jax.sparse import masks
-from rlx2_jax.sparse.accounting import Ledger, ledger, tiny_width
+from experiments.paper.ledger import ledger as paper_ledger
+from rlx2_jax.sparse import accounting, masks
+from rlx2_jax.sparse.accounting import Iteration, Ledger, Networks, tiny_width
 
 pytestmark = pytest.mark.fast
 
@@ -23,13 +23,18 @@ AVERAGE = {r["algo"]: r for r in paper.load("table2_models") if r["env"] == "ave
 by_model = pytest.mark.parametrize("row", MODELS, ids=lambda r: f"{r['algo']}-{r['env']}")
 
 
+def ledger(algo: str, *sizes: Any, distribution: str = "erdos_renyi", **options: Any) -> Ledger:
+    """With the paper's settings."""
+    return paper_ledger(algo, Networks(*sizes, distribution=distribution), **options)
+
+
 def of_row(row: dict[str, Any], **options: Any) -> Ledger:
     sparsities = row["actor_sparsity"], row["critic_sparsity"]
     return ledger(row["algo"], *SIZES[row["env"]], HIDDEN, *sparsities, **options)
 
 
 def by_hand(algo: str, **options: Any) -> Ledger:
-    sizes: dict[str, Any] = {"batch_size": 2, "mask_interval": 10, "buffer_interval": 5}
+    sizes: dict[str, Any] = {"batch_size": 2, "mask_interval": (10, 10), "buffer_interval": 5}
     return ledger(algo, 2, 1, (4,), 0.5, 0.5, distribution="uniform", **sizes | options)
 
 
@@ -156,26 +161,15 @@ def test_methods(algo: str) -> None:
     assert json.loads(json.dumps(dataclasses.asdict(runs["ss"])))["relative"]["train_flops"] < 1
 
 
-@pytest.mark.parametrize("method", config.METHODS)
-def test_every_method_of_the_lanes_has_a_ledger(method: str) -> None:
-    run = ledger("sac", 17, 6, HIDDEN, 0.9, 0.8, method=method)
-    robust = method.startswith("rlx2")
-    assert (run.n_step, run.trim_flops > 0) == ((2, True) if robust else (1, False))
-    grown = ("rigl", "rlx2", "snfs", "rlx2-snfs", "srigl", "rlx2-srigl")
-    assert (run.actor_evolution_flops > 0) == (method in grown)
-    assert (run.actor_hidden != HIDDEN) == method.endswith("tiny")
-
-
 def test_options() -> None:
     def run(method: str = "rlx2", **options: Any) -> Ledger:
         return ledger("sac", 17, 6, HIDDEN, 0.9, 0.8, method=method, **options)
 
-    never = run(mask_interval=math.inf, buffer_interval=math.inf)
+    never = run(mask_interval=(math.inf, math.inf), buffer_interval=math.inf)
     assert never.train_flops == run("ss", n_step=2).train_flops
     assert run(oldest_k=512).trim_flops == pytest.approx(run().trim_flops / 4)
     assert run(policy_delay=4).actor_update_flops == run().actor_update_flops / 4
-    assert run("ss", dynamic_buffer=True).trim_flops == run().trim_flops
-    assert run(dynamic_buffer=False).trim_flops == 0
+    assert run("ss", buffer_interval=10_000).trim_flops == run().trim_flops
     assert run(distribution="uniform").inference_flops != run().inference_flops
     n_step = [run(n_step=n).train_flops for n in range(1, 6)]
     assert n_step == sorted(set(n_step))
@@ -219,34 +213,46 @@ def test_tiny_width_is_the_nearest(hidden: tuple[int, ...], sparsity: float) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algo": "ppo"}, "algo is 'ppo': choose one of td3, sac"),
-        ({"method": "best"}, "method is 'best': choose one of dense, tiny"),
         ({"obs_dim": 0}, "obs_dim is 0: give an integer of at least 1"),
         ({"action_dim": -1}, "action_dim is -1"),
         ({"hidden": (256, 0)}, "hidden width is 0"),
         ({"hidden": (2.5,)}, "hidden width is 2.5"),
-        ({"hidden": (), "method": "tiny"}, "at least one hidden layer"),
+        ({"hidden": (), "tiny": True}, "at least one hidden layer"),
+        ({"hidden": None}, "hidden is None: give the hidden layers of an MLP, or layers"),
         ({"actor_sparsity": 1.0}, r"sparsity 1.0 is not in \[0, 1\)"),
         ({"critic_sparsity": -0.1}, r"sparsity -0.1 is not in \[0, 1\)"),
         ({"critic_sparsity": math.nan}, r"sparsity nan is not in \[0, 1\)"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"n_step": 0}, "n_step is 0"),
-        ({"dense_n_step": 0}, "dense_n_step is 0"),
-        ({"oldest_k": 0}, "oldest_k is 0"),
-        ({"policy_delay": 0}, "policy_delay is 0"),
-        ({"mask_interval": 0}, "mask_interval is 0: give at least 1, or math.inf"),
-        ({"buffer_interval": math.nan}, "buffer_interval is nan"),
         ({"distribution": "gaussian"}, "distribution"),
+        ({"critics": 0}, "critics is 0"),
     ],
 )
-def test_bad_input(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {
-        "algo": "td3",
-        "obs_dim": 11,
-        "action_dim": 3,
-        "hidden": HIDDEN,
-        "actor_sparsity": 0.98,
-        "critic_sparsity": 0.95,
-    }
+def test_bad_networks(change: dict[str, Any], message: str) -> None:
+    good = Networks(11, 3, HIDDEN, 0.98, 0.95)
     with pytest.raises(ValueError, match=message):
-        ledger(**good | change)
+        accounting.ledger("td3", dataclasses.replace(good, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"n_step": 0}, "n_step is 0"),
+        ({"oldest_k": 0}, "oldest_k is 0"),
+        ({"policy_delay": 0}, "policy_delay is 0"),
+        ({"mask_interval": (1, 0)}, "mask_interval is 0: give at least 1, or math.inf"),
+        ({"buffer_interval": math.nan}, "buffer_interval is nan"),
+    ],
+)
+def test_bad_iterations(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        accounting.ledger("td3", Networks(11, 3, HIDDEN, 0.98, 0.95), Iteration(**change))
+
+
+def test_unknown_names() -> None:
+    sizes = (11, 3, HIDDEN, 0.98, 0.95)
+    with pytest.raises(ValueError, match="algo is 'ppo': choose one of td3, sac"):
+        accounting.ledger("ppo", Networks(*sizes))
+    with pytest.raises(ValueError, match="method is 'best': choose one of dense, tiny"):
+        ledger("td3", *sizes, method="best")
+    with pytest.raises(ValueError, match="dense_n_step is 0"):
+        ledger("td3", *sizes, dense_n_step=0)

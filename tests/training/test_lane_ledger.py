@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from experiments.paper.ledger import METHODS
+from experiments.paper.ledger import ledger as paper_ledger
 from rlx2_jax import config
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.sparse.accounting import Ledger, ledger, overall_sparsity
+from rlx2_jax.sparse import rules
+from rlx2_jax.sparse.accounting import Iteration, Ledger, Networks, ledger, overall_sparsity
 from rlx2_jax.training.lane_ledger import lane_ledger
 
 pytestmark = pytest.mark.fast
@@ -93,14 +96,11 @@ def test_checks_are_counted_in_updates():
 
 
 @pytest.mark.parametrize("algo", ["td3", "sac"])
-@pytest.mark.parametrize("method", config.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_papers_settings_give_the_papers_formulas(algo: str, method: str):
     lane = Lane(method=method, actor_sparsity=0.98, critic_sparsity=0.95)
-    cfg = config.with_topology(hopper(algo), lane)
-    if config.resolve(cfg, lane).structure != "none" or cfg.topology.prunes:
-        pytest.skip("whole links of a pattern or of pruned layers: by hand below")
-    run = lane_ledger(cfg, lane)
-    paper = ledger(algo, 11, 3, (256, 256), 0.98, 0.95, method=method)
+    run = lane_ledger(hopper(algo), lane)
+    paper = paper_ledger(algo, Networks(11, 3, (256, 256), 0.98, 0.95), method=method)
     assert run.actor_hidden == paper.actor_hidden and run.n_step == paper.n_step
     for name in ("total_parameters", "train_flops", "inference_flops"):
         assert getattr(run, name) == pytest.approx(getattr(paper, name), rel=1e-12)
@@ -119,13 +119,35 @@ def test_tiny_lanes_with_layers_of_different_sparsity():
     )
 
 
+@pytest.mark.parametrize("method", config.METHODS)
+def test_every_method_has_a_ledger(method: str):
+    lane = Lane(method=method, actor_sparsity=0.9, critic_sparsity=0.8)
+    run = lane_ledger(config.with_topology(hopper("sac"), lane), lane)
+    robust = method.startswith("rlx2")
+    assert (run.n_step, run.trim_flops > 0) == ((2, True) if robust else (1, False))
+    charged = ("rigl", "rlx2", "snfs", "rlx2-snfs", "srigl", "rlx2-srigl", "grasp", "rlx2-grasp")
+    assert (run.actor_evolution_flops > 0) == (method in charged)
+    assert (run.actor_hidden != (256, 256)) == method.endswith("tiny")
+
+
+def test_growth_without_the_gradient_is_free(monkeypatch):
+    def weakest(key, layer):
+        return layer.uniform(key) / 2
+
+    for rule, free in ((weakest, False), (rules.uses_no_gradient(lambda *x: weakest(*x)), True)):
+        monkeypatch.setitem(rules.GROW, "weakest", rule)
+        run = of_small(small(grow=("weakest",)), grow="weakest")
+        assert (run.critic_evolution_flops == 0) == free
+
+
 def test_intervals_of_actor_and_critic():
-    never = ledger("td3", 2, 1, (4,), 0.5, 0.5, mask_interval=(math.inf, 10))
+    networks = Networks(2, 1, (4,), 0.5, 0.5)
+    never = ledger("td3", networks, Iteration(mask_interval=(math.inf, 10)))
     assert (never.actor_evolution_flops, never.critic_evolution_flops > 0) == (0, True)
     with pytest.raises(ValueError, match="mask_interval is 0"):
-        ledger("td3", 2, 1, (4,), 0.5, 0.5, mask_interval=(10, 0))
+        ledger("td3", networks, Iteration(mask_interval=(10, 0)))
     with pytest.raises(ValueError, match="3 sparsities for 2 layers"):
-        ledger("td3", 2, 1, (4,), (0.5, 0.5, 0.5), 0.5)
+        ledger("td3", Networks(2, 1, (4,), (0.5, 0.5, 0.5), 0.5))
 
 
 # A and C of the small networks: 9.5 and 13.5 at half the links, 19 and 27 with all of them. There
