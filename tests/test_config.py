@@ -10,6 +10,7 @@ import pytest
 
 from rlx2_jax import config
 from rlx2_jax.config import Config, Lane
+from rlx2_jax.options import NEVER
 from rlx2_jax.sparse.lane_topology import RIGL
 
 pytestmark = pytest.mark.fast
@@ -159,7 +160,8 @@ def test_the_actors_schedule_counts_actor_updates():
     hyper = config.hyper(TD3, Lane(t_end=1001, mask_interval=20_000))
     assert (int(hyper.critic.t_end), int(hyper.actor.t_end)) == (1001, 500)
     assert int(hyper.critic.interval) == int(hyper.actor.interval) == 20_000
-    assert config.intervals([10_000, 15_000, 20_000]) == 5_000
+    assert config.shared_interval([10_000, 15_000, 20_000, NEVER]) == 5_000
+    assert config.shared_interval([NEVER, NEVER]) == NEVER
 
 
 def test_updates_of_several_environments():

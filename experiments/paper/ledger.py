@@ -44,9 +44,10 @@ def ledger(
     does = METHODS[method]
     if method == "dense":
         networks = dataclasses.replace(networks, actor_sparsity=0.0, critic_sparsity=0.0)
+    mask_interval = INTERVAL if does.gradient else math.inf
     iteration = Iteration(
         n_step=NETWORK_USE[algo].n_step if does.robust else 1,
-        mask_interval=(INTERVAL if does.gradient else math.inf,) * 2,
+        mask_interval=(mask_interval, mask_interval),
         buffer_interval=INTERVAL if does.robust else math.inf,
     )
     return accounting.ledger(

@@ -39,7 +39,7 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
         capacity = min(max(b_max), collected)
     if fields.get("critic_actions") == "environment":
         fields |= {"action_low": spec.action_low, "action_high": spec.action_high}
-    n = [configs.METHODS.get(x.method, {}).get("n") if x.n is None else x.n for x in lanes]
+    n = [configs.setting(lane, "n") for lane in lanes]
     return Config(
         **{
             "oldest_k": min(8 * settings.batch_size, NEVER),
@@ -55,8 +55,10 @@ def make_config(settings: Settings, lanes: Sequence[Lane], spec: envs.EnvSpec) -
             "warmup": 0 if NETWORK_USE[settings.algo].offline else settings.warmup,
             "capacity": capacity,
             "n_max": max(LANE["n"].default_of(settings.algo) if x is None else x for x in n),
-            "mask_interval": _shared_interval("mask_interval", lanes),
-            "buffer_interval": _shared_interval("buffer_interval", lanes),
+            **{
+                name: configs.shared_interval(_interval(name, lane) for lane in lanes)
+                for name in ("mask_interval", "buffer_interval")
+            },
             "grow": _rules("grow", lanes),
             "drop": _rules("drop", lanes),
         }
@@ -84,26 +86,13 @@ def _updates_per_step(settings: Settings) -> int:
 
 def _rules(name: str, lanes: Sequence[Lane]) -> tuple[str, ...]:
     """The growth or drop rules that the lanes use."""
-    used = set()
-    for lane in lanes:
-        default = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
-        used.add(default if getattr(lane, name) is None else getattr(lane, name))
-    return tuple(sorted(used))
+    return tuple(sorted({configs.setting(lane, name) for lane in lanes}))
 
 
 def _interval(name: str, lane: Lane) -> int:
-    value = getattr(lane, name)
-    if value is None:
-        value = configs.METHODS.get(lane.method, {}).get(name, LANE[name].default)
+    value = configs.setting(lane, name)
     LANE[name].check(value)
     return value
-
-
-def _shared_interval(name: str, lanes: Sequence[Lane]) -> int:
-    """The event interval of one program: the gcd of its lanes' intervals, without those of lanes
-    that never reach theirs."""
-    values = {_interval(name, lane) for lane in lanes}
-    return math.gcd(*(values - {NEVER} or {NEVER}))
 
 
 def env_spec(settings: Settings) -> envs.EnvSpec:

@@ -15,7 +15,6 @@ from rlx2_jax import checks
 from rlx2_jax import config as configs
 from rlx2_jax.config import Config, Lane, Links
 from rlx2_jax.kernels import layout, native
-from rlx2_jax.options import NEVER
 from rlx2_jax.sparse import rules
 from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.types import Device
@@ -82,8 +81,8 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
         """Fields of the `Config` of a program."""
         interval = config.mask_interval
         if len(set(topologies)) > 1:  # only the lanes with this topology set its interval
-            alike = {x.mask_interval or 1 for x, t in zip(resolved, topologies) if t == topology}
-            interval = configs.intervals([*(alike - {NEVER} or {NEVER})])
+            alike = [x.mask_interval or 1 for x, t in zip(resolved, topologies) if t == topology]
+            interval = configs.shared_interval(alike)
         rules_used = _rules([resolved[i] for i in members])
         return {"topology": topology, "mask_interval": interval, **rules_used}
 
