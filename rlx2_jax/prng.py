@@ -5,6 +5,7 @@ compiles the cipher as a loop of twenty small operations; here the rounds are un
 them into one.
 """
 
+import enum
 import math
 from typing import Any
 
@@ -79,3 +80,27 @@ def normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """`jax.random.normal` with the same numbers, but drawn as one row and never fused into its
     consumers: this vectorizes the cipher on CPUs for any shape and runs it once per number."""
     return no_fuse(jax.random.normal(key, (math.prod(shape),), dtype)).reshape(shape)
+
+
+class Stream(enum.IntEnum):
+    """Independent random streams."""
+
+    INIT = 0
+    WARMUP = 1
+    ACT = 2
+    SAMPLE = 3
+    UPDATE = 4
+    ENVIRONMENT = 5
+    EVALUATION = 6
+    DEMONSTRATION = 7
+
+
+def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
+    """The key of one (seed, stream, time); a seed is an integer or raw key data u32[2]."""
+    # Both implementations draw the same numbers. INIT runs once: prefer a short compilation.
+    impl = None if stream == Stream.INIT else THREEFRY
+    if jnp.ndim(seed):
+        key = jax.random.wrap_key_data(jnp.asarray(seed), impl=impl)
+    else:
+        key = jax.random.key(seed, impl=impl)
+    return jax.random.fold_in(jax.random.fold_in(key, stream), time)

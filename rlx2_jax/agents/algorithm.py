@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlx2_jax.algorithms import NetworkUse
+from rlx2_jax.networks import BoundNetwork
 from rlx2_jax.types import Array
 
 
@@ -26,4 +27,4 @@ class Algorithm(NamedTuple):
     init: Callable[..., Any]
     act: Callable[..., tuple[Array, Array]]
     update: Callable[..., tuple[Any, dict[str, Array]]]
-    mean_action: Callable[[Any, Array], Array]
+    mean_action: Callable[[BoundNetwork, Array], Array]

@@ -15,9 +15,9 @@ from rlx2_jax.agents.algorithm import Algorithm
 from rlx2_jax.agents.common import BY_COUNT, Due, evolution_of, make_actor
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Hyper, Lane
-from rlx2_jax.networks import optimize
+from rlx2_jax.networks import BoundNetwork, optimize
 from rlx2_jax.networks.evolution import Update
-from rlx2_jax.types import Array, Batch, Network, Params
+from rlx2_jax.types import Array, Batch, Network
 
 
 class State(NamedTuple):
@@ -36,7 +36,7 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     return State(make_actor(actor_key, config, lane, target=False))
 
 
-def mean_action(actor: Params, obs: Array) -> Array:
+def mean_action(actor: BoundNetwork, obs: Array) -> Array:
     """The policy π(s; φ): `[..., obs] -> [..., act]`."""
     return networks.policy(actor, obs)
 
@@ -69,8 +69,8 @@ def update(
     random growth. Every update updates the actor."""
     del step
 
-    def loss(params: Params) -> tuple[Array, None]:
-        gap = mean_action(params, batch.obs) - batch.action
+    def loss(actor: BoundNetwork) -> tuple[Array, None]:
+        gap = mean_action(actor, batch.obs) - batch.action
         return jnp.mean(jnp.sum(gap**2, axis=-1)), None
 
     actor, value, _, finite = optimize.learn(

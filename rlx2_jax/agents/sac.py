@@ -19,7 +19,7 @@ from rlx2_jax.agents.common import (
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import decide
-from rlx2_jax.networks import optimize
+from rlx2_jax.networks import BoundNetwork, optimize
 from rlx2_jax.networks.evolution import Update
 from rlx2_jax.prng import normal
 from rlx2_jax.replay import returns
@@ -66,7 +66,7 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     return State(actor, critic, log_alpha, optimize.adam.init(log_alpha), leak)
 
 
-def mean_action(actor: Params, obs: Array) -> Array:
+def mean_action(actor: BoundNetwork, obs: Array) -> Array:
     """The noise-free action tanh(mean): `[..., obs] -> [..., act]`."""
     return networks.squashed_mean(actor, obs)
 
@@ -120,8 +120,8 @@ def update(
     n = switched_n(step, count, config, hyper)
     y = _target(state, batch, noise.target, key, alpha, n, config, hyper)
 
-    def critic_loss(params: Params) -> tuple[Array, Array]:
-        seeded = params.seeded(jax.random.fold_in(key, 4))  # a separate stream
+    def critic_loss(critics: BoundNetwork) -> tuple[Array, Array]:
+        seeded = critics.seeded(jax.random.fold_in(key, 4))  # a separate stream
         q = networks.q_values(seeded, batch.obs, batch.action, bounds)
         return common.squared_errors(q, y), jnp.mean(q[0])
 
@@ -136,8 +136,8 @@ def update(
         active=active,
     )
 
-    def actor_loss(params: Params, judges: Params) -> tuple[Array, Array]:
-        action, log_prob = networks.squashed_sample(params, batch.obs, noise.actor)
+    def actor_loss(actor: BoundNetwork, judges: BoundNetwork) -> tuple[Array, Array]:
+        action, log_prob = networks.squashed_sample(actor, batch.obs, noise.actor)
         seeded = judges.seeded(jax.random.fold_in(key, 5))
         q = networks.q_values(seeded, batch.obs, action, bounds, judge=True)
         # REDQ's actor maximizes the mean of its critics, SAC's the minimum.
@@ -150,7 +150,7 @@ def update(
         judges = networks.online(state.critic)
         actor, loss, log_prob, finite = optimize.learn(
             state.actor,
-            lambda params: actor_loss(params, judges),
+            lambda actor: actor_loss(actor, judges),
             hyper.learning_rate,
             Update(count // config.policy_delay, hyper.actor, actor_key),
             evolution_of(config, config.policy_delay),

@@ -19,11 +19,11 @@ from rlx2_jax.agents.common import (
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import decide
-from rlx2_jax.networks import optimize
+from rlx2_jax.networks import BoundNetwork, optimize
 from rlx2_jax.networks.evolution import Update
 from rlx2_jax.prng import normal
 from rlx2_jax.replay import returns
-from rlx2_jax.types import Array, Batch, Network, Params
+from rlx2_jax.types import Array, Batch, Network
 
 
 class State(NamedTuple):
@@ -44,7 +44,7 @@ def init(key: Array, config: Config, lane: Lane) -> State:
     return State(make_actor(actor_key, config, lane), make_critic(critic_key, config, lane))
 
 
-def mean_action(actor: Params, obs: Array) -> Array:
+def mean_action(actor: BoundNetwork, obs: Array) -> Array:
     """The noise-free policy π(s; φ): `[..., obs] -> [..., act]`."""
     return networks.policy(actor, obs)
 
@@ -71,7 +71,7 @@ def update(
     config: Config,
     hyper: Hyper,
     *,
-    expert: Params | None = None,
+    expert: BoundNetwork | None = None,
     due: Due = BY_COUNT,
     active: Array | bool = True,
 ) -> tuple[State, dict[str, Array]]:
@@ -82,7 +82,7 @@ def update(
       key: for target smoothing and random growth.
       step, count: environment steps and gradient updates, including this one (from 1); must not be
         batched over lanes, so that policy delay and mask updates stay real branches.
-      expert: critic parameters of a trained dense expert (RigL+Q*); its Q replaces the learned one
+      expert: the critics of a trained dense expert (RigL+Q*); its Q replaces the learned one
         in the actor's loss and is the critic's regression target.
       due: static; the parts to run. The default branches on `count` and is correct at every update;
         a loop that knows the count avoids the branches.
@@ -96,8 +96,8 @@ def update(
     if expert is not None:
         y = networks.q_value(expert, batch.obs, batch.action, bounds)
 
-    def critic_loss(params: Params) -> tuple[Array, Array]:
-        q = networks.q_values(params, batch.obs, batch.action, bounds)
+    def critic_loss(critics: BoundNetwork) -> tuple[Array, Array]:
+        q = networks.q_values(critics, batch.obs, batch.action, bounds)
         return common.squared_errors(q, y), jnp.mean(q[0])
 
     critic, loss, q, finite = optimize.learn(
@@ -111,8 +111,8 @@ def update(
     )
     judge = networks.online(critic) if expert is None else expert
 
-    def actor_loss(params: Params) -> tuple[Array, None]:
-        action = networks.policy(params, batch.obs)
+    def actor_loss(actor: BoundNetwork) -> tuple[Array, None]:
+        action = networks.policy(actor, batch.obs)
         return -jnp.mean(networks.q_value(judge, batch.obs, action, bounds)), None
 
     def actor_step(before: tuple[Network, Array, Array]) -> tuple[Network, Array, Array]:

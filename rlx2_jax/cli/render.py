@@ -24,8 +24,8 @@ from rlx2_jax.envs.rollout import LONGEST
 from rlx2_jax.envs.spaces import Boxes
 from rlx2_jax.envs.trust import FLAG_HELP
 from rlx2_jax.export import actor
+from rlx2_jax.prng import Stream
 from rlx2_jax.training.evaluate import seeds
-from rlx2_jax.training.lane import Stream
 from rlx2_jax.training.run import RunError
 
 POSITIONAL = "logdir"

@@ -13,8 +13,8 @@ from rlx2_jax.envs.rollout import device_episode
 from rlx2_jax.export.episodes import Act, Episodes, play
 from rlx2_jax.export.policy import SparsePolicy
 from rlx2_jax.export.stablehlo import function
+from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.training.evaluate import seeds
-from rlx2_jax.training.lane import Stream, stream_key
 from rlx2_jax.training.run import Run
 
 TOLERANCE = 0.03  # relative to the mean return

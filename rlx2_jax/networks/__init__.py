@@ -1,7 +1,7 @@
 """Networks: architectures, policy and value heads, masked and compact execution."""
 
 from rlx2_jax.networks.architectures import ARCHITECTURES, build, register_architecture
-from rlx2_jax.networks.base import Architecture, Layers, Sizes, init, observe, spec
+from rlx2_jax.networks.base import Architecture, BoundNetwork, Layers, Sizes, init, observe, spec
 from rlx2_jax.networks.forms import bind, lagged, online
 from rlx2_jax.networks.heads import (
     LOG_STD_MAX,
@@ -25,6 +25,7 @@ __all__ = [
     "LOG_STD_MIN",
     "MLP",
     "Architecture",
+    "BoundNetwork",
     "Layers",
     "Linear",
     "SimBa",

@@ -6,7 +6,7 @@ other parameters (LayerNorm) stay dense. `architectures.ARCHITECTURES` lists all
 
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -41,6 +41,26 @@ class Sizes(NamedTuple):
     scheme: str
     dtype: str
     precision: str = "float32"
+
+
+class BoundNetwork(Protocol):
+    """A network with its parameters, as a callable: `online`, `lagged` and `bind` return one."""
+
+    def __call__(self, x: Array) -> Array:
+        """`[..., in] -> [..., out]`, or `[members, ..., out]` for an ensemble."""
+        ...
+
+    def first(self, x: Array) -> Array:
+        """Output of the first member of an ensemble: `[..., out]`."""
+        ...
+
+    def each(self, x: Array) -> Array:
+        """As `__call__`, with a separate copy of the input for each member."""
+        ...
+
+    def seeded(self, key: Array) -> "BoundNetwork":
+        """The same network with random numbers (dropout), for a loss."""
+        ...
 
 
 class Architecture(nn.Module):

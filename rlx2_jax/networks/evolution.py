@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rlx2_jax.networks.base import BoundNetwork
 from rlx2_jax.sparse.lane_topology import RIGL, Topology
 from rlx2_jax.sparse.methods import Method
 from rlx2_jax.sparse.topology import Schedule
@@ -83,7 +84,7 @@ class Gradient(NamedTuple):
       leak: added to the gradient in growth scores.
     """
 
-    loss: Callable[[Any], tuple[Array, Any]]
+    loss: Callable[[BoundNetwork], tuple[Array, Any]]
     at: Network
     grads: Params
     leak: Params | None = None

@@ -7,6 +7,7 @@ compact:  one vector over the live links and their `Index`       (CPU, sparse ne
 from types import ModuleType
 
 from rlx2_jax.networks import compact, masked
+from rlx2_jax.networks.base import BoundNetwork
 from rlx2_jax.types import Network, Params
 
 FORMS: dict[str, ModuleType] = {"masked": masked, "compact": compact}
@@ -17,17 +18,17 @@ def form_of(network: Network) -> ModuleType:
     return FORMS[network.form]
 
 
-def online(network: Network) -> Params:
+def online(network: Network) -> BoundNetwork:
     """The trained parameters θ as a callable."""
     return bind(network, network.params)
 
 
-def lagged(network: Network) -> Params:
+def lagged(network: Network) -> BoundNetwork:
     """The target parameters θ' as a callable."""
     return bind(network, network.target)
 
 
-def bind(network: Network, params: Params) -> Params:
+def bind(network: Network, params: Params) -> BoundNetwork:
     """Given parameters of a network as a callable."""
     return form_of(network).bind(
         params, network.masks, network.members, network.module, network.stats

@@ -1,7 +1,6 @@
 """Policy and value heads.
 
-Every function takes a bound network (`online`, `lagged` or `bind`): a callable that maps inputs
-`[..., in]` to outputs `[..., out]`, or `[critics, ..., out]` for an ensemble.
+Every function takes bound networks: `online(network)`, `lagged(network)` or `bind(network, params)`.
 """
 
 import functools
@@ -12,19 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlx2_jax.control_flow import reduce_members
-from rlx2_jax.types import Array, Bounds, Params
+from rlx2_jax.networks.base import BoundNetwork
+from rlx2_jax.types import Array, Bounds
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _LOG_2 = math.log(2.0)
 
 
-def policy(params: Params, obs: Array) -> Array:
+def policy(actor: BoundNetwork, obs: Array) -> Array:
     """TD3's deterministic policy π(s; φ) = tanh(f(s)), in [-1, 1]: `[..., act]`."""
-    return jnp.tanh(params(obs))
+    return jnp.tanh(actor(obs))
 
 
 def q_values(
-    params: Params, obs: Array, action: Array, bounds: Bounds | None = None, *, judge: bool = False
+    critics: BoundNetwork,
+    obs: Array,
+    action: Array,
+    bounds: Bounds | None = None,
+    *,
+    judge: bool = False,
 ) -> Array:
     """All critics Q_θj(s, a): `[critics, ...]`. `bounds` as in `critic_input`.
 
@@ -32,12 +37,14 @@ def q_values(
     input gradients over an ensemble slowly on CPUs.
     """
     x = critic_input(obs, action, bounds)
-    return (params.each(x) if judge else params(x))[..., 0]
+    return (critics.each(x) if judge else critics(x))[..., 0]
 
 
-def q_value(params: Params, obs: Array, action: Array, bounds: Bounds | None = None) -> Array:
+def q_value(
+    critics: BoundNetwork, obs: Array, action: Array, bounds: Bounds | None = None
+) -> Array:
     """The first critic alone, Q_θ1(s, a): `[...]`. `bounds` as in `critic_input`."""
-    return params.first(critic_input(obs, action, bounds))[..., 0]
+    return critics.first(critic_input(obs, action, bounds))[..., 0]
 
 
 def minimum(q: Array) -> Array:
@@ -61,24 +68,24 @@ def critic_input(obs: Array, action: Array, bounds: Bounds | None) -> Array:
     return jnp.concatenate([obs, action], axis=-1)
 
 
-def gaussian(params: Params, obs: Array) -> tuple[Array, Array]:
+def gaussian(actor: BoundNetwork, obs: Array) -> tuple[Array, Array]:
     """SAC's policy before squashing: mean and log σ, log σ = -5 + 3.5 (tanh + 1)."""
-    mean, raw = jnp.split(params(obs), 2, axis=-1)
+    mean, raw = jnp.split(actor(obs), 2, axis=-1)
     half = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
     return mean, LOG_STD_MIN + half * (jnp.tanh(raw) + 1.0)
 
 
-def squashed_mean(params: Params, obs: Array) -> Array:
+def squashed_mean(actor: BoundNetwork, obs: Array) -> Array:
     """SAC's noise-free action tanh(mean): `[..., act]`."""
-    return jnp.tanh(gaussian(params, obs)[0])
+    return jnp.tanh(gaussian(actor, obs)[0])
 
 
-def squashed_sample(params: Params, obs: Array, noise: Array) -> tuple[Array, Array]:
+def squashed_sample(actor: BoundNetwork, obs: Array, noise: Array) -> tuple[Array, Array]:
     """a = tanh(u), u = mean + σ ε, and log π(a|s) = log N(u) - Σ log(1 - tanh² u).
 
     `noise` ε is standard normal, `[..., act]`; the log probability is `[...]`.
     """
-    mean, log_std = gaussian(params, obs)
+    mean, log_std = gaussian(actor, obs)
     u = mean + jnp.exp(log_std) * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2.0 * math.pi)
     log_slope = 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))  # log(1 - tanh² u), stable

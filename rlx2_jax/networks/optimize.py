@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rlx2_jax.control_flow import decide, when
 from rlx2_jax.kernels import adam
 from rlx2_jax.networks import convert, masked
+from rlx2_jax.networks.base import BoundNetwork
 from rlx2_jax.networks.evolution import Evolution, Gradient, Update
 from rlx2_jax.networks.forms import bind, form_of
 from rlx2_jax.sparse import rules
@@ -48,7 +49,7 @@ def init(
 
 def learn(
     network: Network,
-    loss: Callable[[Any], tuple[Array, Any]],
+    loss: Callable[[BoundNetwork], tuple[Array, Any]],
     learning_rate: Array,
     update: Update,
     evolution: Evolution,

@@ -10,9 +10,9 @@ from rlx2_jax import networks
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import HostEnvs
 from rlx2_jax.envs.rollout import host_episodes
+from rlx2_jax.prng import Stream
 from rlx2_jax.training import weights
 from rlx2_jax.training.evaluate import seeds
-from rlx2_jax.training.lane import Stream
 from rlx2_jax.types import Transition
 
 

@@ -10,11 +10,12 @@ import numpy as np
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import zeros
 from rlx2_jax.envs.device import DeviceEnv
+from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import plan, segments
 from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.evaluate import DeviceEvaluator
-from rlx2_jax.training.lane import LaneState, Stream, stream_key
+from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.lane_group import Group
 from rlx2_jax.training.loop import Evaluator, Loop, Stop, chosen
 from rlx2_jax.training.program import Program, plain_lanes, step_lanes

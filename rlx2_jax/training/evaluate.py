@@ -17,8 +17,9 @@ from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs.base import MAX_SEED, HostEnvs
 from rlx2_jax.envs.device import DeviceEnv
 from rlx2_jax.envs.rollout import Episode, device_episode, host_episodes
+from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.training.devices import SharedJit
-from rlx2_jax.training.lane import LaneState, Stream, stream_key
+from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.program import Program, judge_lane, online_networks
 from rlx2_jax.types import Array
 

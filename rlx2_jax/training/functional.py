@@ -21,9 +21,10 @@ from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import zeros
 from rlx2_jax.envs.device import DeviceEnv, Environment, EnvState, device_env
 from rlx2_jax.envs.rollout import device_episode
+from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training import segments
-from rlx2_jax.training.lane import ALGORITHMS, LaneState, Stream, stream_key
+from rlx2_jax.training.lane import ALGORITHMS, LaneState
 from rlx2_jax.training.segments import Dues
 from rlx2_jax.types import Array
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.envs import EnvironmentFailure, HostEnvs
+from rlx2_jax.prng import Stream
 from rlx2_jax.replay import buffer
 from rlx2_jax.training import host_callback, plan
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.callback_runner import CallbackRunner
 from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.evaluate import HostEvaluator, seeds
-from rlx2_jax.training.lane import LaneState, Stream
+from rlx2_jax.training.lane import LaneState
 from rlx2_jax.training.lane_group import Group, explain
 from rlx2_jax.training.loop import Loop, Stop, chosen
 from rlx2_jax.training.snapshot import Snapshot

@@ -6,7 +6,6 @@ Pure functions of one lane; callers `vmap` them over lanes, with the time `t` un
 randomness derives from (seed, stream, time), so a lane does not depend on its neighbours.
 """
 
-import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,33 +19,9 @@ from rlx2_jax.config import Config, Hyper, Lane
 from rlx2_jax.control_flow import after, every, when
 from rlx2_jax.networks import convert
 from rlx2_jax.options import NEVER
-from rlx2_jax.prng import THREEFRY
+from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.replay import buffer
 from rlx2_jax.types import Array, Network, TimeStep, Transition
-
-
-class Stream(enum.IntEnum):
-    """Independent random streams."""
-
-    INIT = 0
-    WARMUP = 1
-    ACT = 2
-    SAMPLE = 3
-    UPDATE = 4
-    ENVIRONMENT = 5
-    EVALUATION = 6
-    DEMONSTRATION = 7
-
-
-def stream_key(seed: Array | int, stream: Stream, time: Array | int) -> Array:
-    """The key of one (seed, stream, time); a seed is an integer or raw key data u32[2]."""
-    # Both implementations draw the same numbers. INIT runs once: prefer a short compilation.
-    impl = None if stream == Stream.INIT else THREEFRY
-    if jnp.ndim(seed):
-        key = jax.random.wrap_key_data(jnp.asarray(seed), impl=impl)
-    else:
-        key = jax.random.key(seed, impl=impl)
-    return jax.random.fold_in(jax.random.fold_in(key, stream), time)
 
 
 class Acting(NamedTuple):
@@ -90,7 +65,7 @@ class LaneState(NamedTuple):
       replay: the buffer.
       acting: the pending action.
       stats: counters.
-      expert: critic parameters of a trained expert (RigL+Q*), or None.
+      expert: the critics of a trained expert (RigL+Q*), or None.
     """
 
     seed: Array
@@ -98,7 +73,7 @@ class LaneState(NamedTuple):
     replay: buffer.Buffer
     acting: Acting
     stats: Stats
-    expert: Any = None
+    expert: networks.BoundNetwork | None = None
 
 
 def init(config: Config, lane: Lane, obs: Array, *, horizon: int | None = None) -> LaneState:

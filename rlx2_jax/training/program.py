@@ -12,13 +12,14 @@ from rlx2_jax import config as configs
 from rlx2_jax import networks
 from rlx2_jax.agents.common import observe
 from rlx2_jax.config import Config, Hyper, Lane
+from rlx2_jax.networks import BoundNetwork
 from rlx2_jax.replay import buffer
 from rlx2_jax.training import devices, segments, weights
 from rlx2_jax.training import lane as lanes_
 from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.lane import ALGORITHMS, LaneState
 from rlx2_jax.training.segments import Dues
-from rlx2_jax.types import Array, Bounds, Device, Params, TimeStep, Transition
+from rlx2_jax.types import Array, Bounds, Device, TimeStep, Transition
 
 
 # Jitted so that all enclosing programs, and the shape evaluation of metrics, share one trace.
@@ -51,14 +52,18 @@ def plain_lanes(
     return jax.vmap(one)(state, after, hyper)
 
 
-def online_networks(agent: Any) -> tuple[Params, Params | None]:
+def online_networks(agent: Any) -> tuple[BoundNetwork, BoundNetwork | None]:
     """The bound actor and critics of an agent; None for the critics if it has none."""
     critic = getattr(agent, "critic", None)
     return networks.online(agent.actor), None if critic is None else networks.online(critic)
 
 
 def judge_lane(
-    actor: Params, critic: Params | None, obs: Array, algo: str, bounds: Bounds | None
+    actor: BoundNetwork,
+    critic: BoundNetwork | None,
+    obs: Array,
+    algo: str,
+    bounds: Bounds | None,
 ) -> tuple[Array, Array]:
     """Noise-free actions of one lane and their Q values: `[k, obs] -> ([k, act], [k])`; nan without
     a critic. `bounds` as in `networks.critic_input`."""

@@ -18,7 +18,7 @@ import numpy as np
 from rlx2_jax import archive, files
 from rlx2_jax.algorithms import NETWORK_USE
 from rlx2_jax.config import Config, Lane
-from rlx2_jax.networks import convert, masked, optimize, policy, q_value
+from rlx2_jax.networks import BoundNetwork, convert, masked, optimize, policy, q_value
 from rlx2_jax.sparse import masks
 from rlx2_jax.types import Masks, Network, Params
 
@@ -159,7 +159,7 @@ def given(agent: Any, config: Config, lane: Lane) -> Any:
     )
 
 
-def expert(path: str, config: Config) -> Params:
+def expert(path: str, config: Config) -> BoundNetwork:
     """The critics of a trained agent as a callable, for RigL+Q*."""
     networks = load(Path(path))
     if "critic" not in networks:
@@ -171,7 +171,7 @@ def expert(path: str, config: Config) -> Params:
     return masked.bind(_stacked(critics), members=len(critics), module=module, stats=stats)
 
 
-def expert_actor(path: str, config: Config) -> Params:
+def expert_actor(path: str, config: Config) -> BoundNetwork:
     """The deterministic actor of a trained agent as a callable, for behaviour cloning."""
     networks = load(Path(path))
     if "actor" not in networks:

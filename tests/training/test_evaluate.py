@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlx2_jax.config import Lane
+from rlx2_jax.prng import Stream
 from rlx2_jax.training import evaluate
 from rlx2_jax.training.evaluate import final_score, seeds, summarize
-from rlx2_jax.training.lane import Stream
 
 pytestmark = pytest.mark.fast
 
