@@ -126,7 +126,7 @@ def side_by_side(
     if "sbx" in subjects:
         out["masked_over_sbx"] = wall.ratio("sbx", "masked")
     made = forms["compact"].program
-    out["links"] = sum(map(sum, configs.own_links(made.config, made.lanes[0])))
+    out["links"] = sum(map(sum, configs.lane_links(made.config, made.lanes[0])))
     return out
 
 

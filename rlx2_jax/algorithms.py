@@ -15,7 +15,7 @@ class NetworkUse(NamedTuple):
       n_step, policy_delay: the paper's n and d.
       expert: whether it can learn from an expert, by its Q (RigL+Q*) or its actions.
       critic: the architecture of the critics; None: `Config.architecture`.
-      climbs_mean: whether the actor maximizes the mean of the critics instead of their minimum.
+      maximizes_mean: whether the actor maximizes the mean of the critics instead of their minimum.
       has_critic: False if there is only an actor.
       offline: whether it learns from demonstrations in replay, without environment steps.
     """
@@ -29,7 +29,7 @@ class NetworkUse(NamedTuple):
     policy_delay: int
     expert: bool = False
     critic: str | None = None
-    climbs_mean: bool = False
+    maximizes_mean: bool = False
     has_critic: bool = True
     offline: bool = False
 

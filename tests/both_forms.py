@@ -23,7 +23,7 @@ LANES = (
 def settings(algo: str, lanes: tuple[config.Lane, ...], **fields: Any):
     """The masked and the compact program of `lanes`, sized for the largest lane."""
     masked = setting(algo, **fields)
-    own = [config.own_links(masked, one) for one in lanes]
+    own = [config.lane_links(masked, one) for one in lanes]
     room = config.Links(*(tuple(map(max, zip(*(o[i] for o in own)))) for i in (0, 1)))
     return masked, dataclasses.replace(masked, execution="compact", links=room)
 

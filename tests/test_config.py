@@ -272,5 +272,5 @@ def test_the_lane_of_an_init_fits_a_program_of_one_method(method):
     cfg = config.with_topology(config.make("td3", 11, 3, grow=(rule,)), lane)
     lane = config.resolve(cfg, lane)
     same = config.resolve(cfg, config.network_lane(cfg, lane))
-    assert config.own_links(cfg, same) == config.own_links(cfg, lane)
+    assert config.lane_links(cfg, same) == config.lane_links(cfg, lane)
     assert config.widths(cfg, same) == config.widths(cfg, lane)

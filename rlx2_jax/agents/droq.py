@@ -57,5 +57,5 @@ class DroQCritic(Architecture):
 
 
 register_architecture("droq", DroQCritic)
-_USE = NETWORK_USE["sac"]._replace(critic="droq", climbs_mean=True)
+_USE = NETWORK_USE["sac"]._replace(critic="droq", maximizes_mean=True)
 ALGORITHM = Algorithm("droq", _USE, sac.init, sac.act, sac.update, sac.mean_action)

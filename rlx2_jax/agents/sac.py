@@ -136,21 +136,21 @@ def update(
         active=active,
     )
 
-    def actor_loss(actor: BoundNetwork, judges: BoundNetwork) -> tuple[Array, Array]:
+    def actor_loss(actor: BoundNetwork, critics: BoundNetwork) -> tuple[Array, Array]:
         action, log_prob = networks.squashed_sample(actor, batch.obs, noise.actor)
-        seeded = judges.seeded(jax.random.fold_in(key, 5))
-        q = networks.q_values(seeded, batch.obs, action, bounds, judge=True)
+        seeded = critics.seeded(jax.random.fold_in(key, 5))
+        q = networks.q_values(seeded, batch.obs, action, bounds, separate_inputs=True)
         # REDQ's actor maximizes the mean of its critics, SAC's the minimum.
-        mean = config.critic_subset or NETWORK_USE[config.algo].climbs_mean
+        mean = config.critic_subset or NETWORK_USE[config.algo].maximizes_mean
         value = jnp.mean(q, axis=0) if mean else networks.minimum(q)
         return jnp.mean(alpha * log_prob - value), log_prob
 
     def actor_step(before: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state = before[0]
-        judges = networks.online(state.critic)
+        critics = networks.online(state.critic)
         actor, loss, log_prob, finite = optimize.learn(
             state.actor,
-            lambda actor: actor_loss(actor, judges),
+            lambda actor: actor_loss(actor, critics),
             hyper.learning_rate,
             Update(count // config.policy_delay, hyper.actor, actor_key),
             evolution_of(config, config.policy_delay),
@@ -215,7 +215,7 @@ def _target(
     last = step.last[:, None, None]
     last_obs = jnp.take_along_axis(batch.next_obs, last, axis=1)[:, 0]
     last_action = jnp.take_along_axis(actions, last, axis=1)[:, 0]
-    critic = networks.lagged(state.critic).seeded(jax.random.fold_in(key, 6))
+    critic = networks.target(state.critic).seeded(jax.random.fold_in(key, 6))
     values = networks.q_values(critic, last_obs, last_action, config.critic_bounds)
     q = common.target_value(values, key, config)
     return jax.vmap(returns.sac_target, (0, 0, 0, None))(step, q, log_probs, alpha)

@@ -109,11 +109,11 @@ def update(
         evolve=due.evolve_critic,
         active=active,
     )
-    judge = networks.online(critic) if expert is None else expert
+    critics = networks.online(critic) if expert is None else expert
 
     def actor_loss(actor: BoundNetwork) -> tuple[Array, None]:
         action = networks.policy(actor, batch.obs)
-        return -jnp.mean(networks.q_value(judge, batch.obs, action, bounds)), None
+        return -jnp.mean(networks.q_value(critics, batch.obs, action, bounds)), None
 
     def actor_step(before: tuple[Network, Array, Array]) -> tuple[Network, Array, Array]:
         actor, loss, _, finite = optimize.learn(
@@ -160,10 +160,10 @@ def _target(
         lambda r, d, c: returns.n_step(r, d, c, n, hyper.discount, both_ends=config.both_ends)
     )(batch.reward, batch.terminated, batch.truncated)
     last_obs = jnp.take_along_axis(batch.next_obs, step.last[:, None, None], axis=1)[:, 0]
-    action = networks.policy(networks.lagged(state.actor), last_obs)
+    action = networks.policy(networks.target(state.actor), last_obs)
     noise = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action = jnp.clip(action + noise, -1.0, 1.0)
-    critic, bounds = networks.lagged(state.critic), config.critic_bounds
+    critic, bounds = networks.target(state.critic), config.critic_bounds
     q = networks.q_values(critic, last_obs, action, bounds)
     return returns.td3_target(step, common.target_value(q, key, config))
 

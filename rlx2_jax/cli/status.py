@@ -30,9 +30,9 @@ def command(values: flags.FlagValues) -> int:
     """Runs with parsed flags; returns the exit code."""
     try:
         if not values.logdir:
-            raise status.NothingThere("--logdir is needed: rlx2 status DIR")
+            raise status.NoRuns("--logdir is needed: rlx2 status DIR")
         units = [unit for name in values.logdir for unit in status.find(Path(name))]
-    except (status.NothingThere, OSError) as error:
+    except (status.NoRuns, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     shown = [unit for unit in units if not values.state or unit.state in values.state]

@@ -7,7 +7,7 @@ code differ.
 """
 
 from rlx2_jax.config.hyper import Hyper, hyper
-from rlx2_jax.config.links import dense_lane, live_links, network_lane, own_links, widths
+from rlx2_jax.config.links import dense_lane, lane_links, live_links, network_lane, widths
 from rlx2_jax.config.records import Config, Lane, Links
 from rlx2_jax.config.resolve import (
     PRESETS,
@@ -32,11 +32,11 @@ __all__ = [
     "Links",
     "dense_lane",
     "hyper",
+    "lane_links",
     "lane_preset",
     "live_links",
     "make",
     "network_lane",
-    "own_links",
     "preset",
     "resolve",
     "setting",

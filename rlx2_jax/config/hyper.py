@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from rlx2_jax.config.links import own_links
+from rlx2_jax.config.links import lane_links
 from rlx2_jax.config.records import Config, Lane
 from rlx2_jax.config.resolve import resolve, topology_of
 from rlx2_jax.networks import Layers
@@ -67,7 +67,7 @@ def hyper(config: Config, lane: Lane) -> Hyper:
             f"method={lane.method!r} of a lane needs {topology}, the program has "
             f"{config.topology}: create the Config with config.with_topology(config, lane)"
         )
-    final = own_links(config, lane, pruned=True) if topology.prunes else None
+    final = lane_links(config, lane, pruned=True) if topology.prunes else None
     f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
     i32 = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
     critic = Schedule(

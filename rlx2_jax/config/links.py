@@ -32,10 +32,10 @@ def live_links(config: Config, lane: Lane) -> Links:
 
     Computed on the host, by the same rule as `masks.init`, so that compact networks can be traced.
     """
-    return config.links or own_links(config, lane)
+    return config.links or lane_links(config, lane)
 
 
-def own_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
+def lane_links(config: Config, lane: Lane, *, pruned: bool = False) -> Links:
     """The initial live links of each layer of a lane's networks; `pruned`: the final ones, if
     pruning ranks links per layer."""
     lane = resolve(config, lane)

@@ -21,7 +21,7 @@ from rlx2_jax.envs.spaces import check_limit, check_sizes
 
 
 @contextlib.contextmanager
-def _brax_habits() -> Iterator[None]:
+def _allow_old_apis() -> Iterator[None]:
     """Allows rank promotion and deprecated APIs inside Brax only."""
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
@@ -41,7 +41,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
     """
     try:
         # Brax prints a message about a missing optional package at every import.
-        with _brax_habits(), contextlib.redirect_stdout(io.StringIO()):
+        with _allow_old_apis(), contextlib.redirect_stdout(io.StringIO()):
             from brax import envs
     except ImportError as error:
         raise ImportError("the brax backend needs Brax: pip install 'rlx2_jax[brax]'") from error
@@ -50,7 +50,7 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
     known = {_plain(k): k for k in envs._envs}  # Brax has no public list
     if _plain(name) not in known:
         raise unknown_id(name, known.values(), "Brax")
-    with _brax_habits(), quiet_mujoco():
+    with _allow_old_apis(), quiet_mujoco():
         env = envs.get_environment(known[_plain(name)], **options)
         start = jax.eval_shape(env.reset, jax.eval_shape(jax.random.PRNGKey, 0))
     if not isinstance(start.obs, jax.ShapeDtypeStruct) or start.obs.ndim != 1:
@@ -59,12 +59,12 @@ def make(name: str, *, episode_length: int | None = 1000, **options: Any) -> Dev
     check_sizes(name, start.obs.shape[0], env.action_size)
 
     def reset(key: jax.Array) -> tuple[Any, jax.Array]:
-        with _brax_habits():
+        with _allow_old_apis():
             state = env.reset(key)
         return state, jnp.asarray(state.obs)
 
     def step(state: Any, action: jax.Array) -> tuple[Any, jax.Array, Any, jax.Array]:
-        with _brax_habits():
+        with _allow_old_apis():
             # Copy the containers: Brax mutates the metrics dict of its input.
             state = env.step(jax.tree.map(lambda x: x, state), action)
         return state, jnp.asarray(state.obs), state.reward, state.done > 0

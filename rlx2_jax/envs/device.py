@@ -68,7 +68,7 @@ class Environment(Protocol):
         ...
 
 
-def standing_still(spec: EnvSpec) -> DeviceEnv:
+def idle_env(spec: EnvSpec) -> DeviceEnv:
     """An environment that never changes, for training without environment steps."""
     obs = jnp.zeros(spec.obs_dim)
     state = EnvState((), obs, jnp.zeros(2, jnp.uint32), jnp.int32(0))

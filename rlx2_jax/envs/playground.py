@@ -23,7 +23,7 @@ _DEFAULT = object()
 
 
 @contextlib.contextmanager
-def _playground_habits() -> Iterator[None]:
+def _allow_old_apis() -> Iterator[None]:
     """Allows rank promotion and deprecated APIs inside Playground only."""
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -46,7 +46,7 @@ def make(
     """
     try:
         # MJX prints messages about missing optional packages.
-        with _playground_habits(), contextlib.redirect_stdout(io.StringIO()):
+        with _allow_old_apis(), contextlib.redirect_stdout(io.StringIO()):
             registry: Any = importlib.import_module("mujoco_playground").registry
     except ImportError as error:
         raise ImportError(
@@ -64,7 +64,7 @@ def make(
         )
     if "impl" in config:
         options["impl"] = impl
-    with _playground_habits(), quiet_mujoco():
+    with _allow_old_apis(), quiet_mujoco():
         env = _load(registry, name, config, options)
         start = jax.eval_shape(env.reset, jax.eval_shape(jax.random.PRNGKey, 0))
     repeat = int(env._config.action_repeat)  # implemented by Playground's wrappers
@@ -75,13 +75,13 @@ def make(
     check_sizes(name, size, env.action_size)
 
     def reset(key: jax.Array) -> tuple[Any, jax.Array]:
-        with _playground_habits():
+        with _allow_old_apis():
             state = env.reset(key)
         return state, _seen(state.obs)
 
     def step(state: Any, action: jax.Array) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
         reward = jnp.zeros(())
-        with _playground_habits():
+        with _allow_old_apis():
             for _ in range(repeat):
                 # Copy the containers: tasks mutate the metrics dict of their input.
                 state = env.step(jax.tree.map(lambda x: x, state), action)

@@ -59,7 +59,7 @@ def source(policy: SparsePolicy, name: str = "policy", *, int8: bool = False) ->
         name=name,
         units="".join(f"    float h{i}[{n}];\n" for i, n in enumerate(writer.buffers)),
         obs_dim=policy.obs_dim,
-        most=c_range.harmless(policy, int8=int8),
+        most=c_range.safe_range(policy, int8=int8),
         plain="".join(writer.plain),
         watched="".join(writer.watched),
     )

@@ -14,7 +14,7 @@ from rlx2_jax.export.quantize import Quantized, quantize
 _LIMIT = 2.0**127  # leaves a factor of 2 for rounding
 
 
-def harmless(policy: SparsePolicy, *, int8: bool) -> str:
+def safe_range(policy: SparsePolicy, *, int8: bool) -> str:
     """The largest power of two such that observations up to it cause no overflow."""
     coded = quantize(policy) if int8 else ()
     fits = [e for e in range(-126, 127) if not _overflows(policy, coded, 2.0**e)]

@@ -47,7 +47,7 @@ def mlp(params: Params, x: Array, *, first: int | None = None, precision: str = 
     """
     net = layers(params)
     nets = first or net[0][0].shape[0]
-    if precision != "float32" or not _pays(net, x):
+    if precision != "float32" or not _is_faster(net, x):
         plain = lambda net: _plain_forward(net, x, precision)[0]  # noqa: E731
         return over_members(plain, net, members=nets)
     return _mlp(nets, net, x)
@@ -67,7 +67,7 @@ def plain_xla() -> Iterator[None]:
 _plain_only = contextvars.ContextVar("plain_only", default=False)
 
 
-def _pays(net: Layers, x: Array) -> bool:
+def _is_faster(net: Layers, x: Array) -> bool:
     """Whether the kernels are available and faster; decided while tracing."""
     if _plain_only.get():
         return False

@@ -2,7 +2,7 @@
 
 from rlx2_jax.networks.architectures import ARCHITECTURES, build, register_architecture
 from rlx2_jax.networks.base import Architecture, BoundNetwork, Layers, Sizes, init, observe, spec
-from rlx2_jax.networks.forms import bind, lagged, online
+from rlx2_jax.networks.forms import bind, online, target
 from rlx2_jax.networks.heads import (
     LOG_STD_MAX,
     LOG_STD_MIN,
@@ -35,7 +35,6 @@ __all__ = [
     "critic_input",
     "gaussian",
     "init",
-    "lagged",
     "minimum",
     "observe",
     "online",
@@ -46,4 +45,5 @@ __all__ = [
     "spec",
     "squashed_mean",
     "squashed_sample",
+    "target",
 ]

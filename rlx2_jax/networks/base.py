@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 
 
 class BoundNetwork(Protocol):
-    """A network with its parameters, as a callable: `online`, `lagged` and `bind` return one."""
+    """A network with its parameters, as a callable: `online`, `target` and `bind` return one."""
 
     def __call__(self, x: Array) -> Array:
         """`[..., in] -> [..., out]`, or `[members, ..., out]` for an ensemble."""

@@ -23,7 +23,7 @@ def online(network: Network) -> BoundNetwork:
     return bind(network, network.params)
 
 
-def lagged(network: Network) -> BoundNetwork:
+def target(network: Network) -> BoundNetwork:
     """The target parameters θ' as a callable."""
     return bind(network, network.target)
 

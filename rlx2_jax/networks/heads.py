@@ -1,6 +1,7 @@
 """Policy and value heads.
 
-Every function takes bound networks: `online(network)`, `lagged(network)` or `bind(network, params)`.
+Every function takes a bound network: `online(network)`, `target(network)` or
+`bind(network, params)`.
 """
 
 import functools
@@ -29,15 +30,15 @@ def q_values(
     action: Array,
     bounds: Bounds | None = None,
     *,
-    judge: bool = False,
+    separate_inputs: bool = False,
 ) -> Array:
     """All critics Q_θj(s, a): `[critics, ...]`. `bounds` as in `critic_input`.
 
-    With `judge` (for actor losses), each critic gets a separate copy of the input, because XLA sums
-    input gradients over an ensemble slowly on CPUs.
+    With `separate_inputs` (for actor losses), each critic gets a copy of the input, because XLA
+    sums input gradients over an ensemble slowly on CPUs.
     """
     x = critic_input(obs, action, bounds)
-    return (critics.each(x) if judge else critics(x))[..., 0]
+    return (critics.each(x) if separate_inputs else critics(x))[..., 0]
 
 
 def q_value(

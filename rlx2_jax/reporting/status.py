@@ -49,7 +49,7 @@ class Status(NamedTuple):
         return (self.total - (self.step or 0)) / self.rate
 
 
-class NothingThere(Exception):
+class NoRuns(Exception):
     """The directory has neither a run nor a sweep."""
 
 
@@ -57,11 +57,11 @@ def find(directory: Path) -> list[Status]:
     """The units of a run directory, a suite, or a directory of suites and runs.
 
     Raises:
-      NothingThere: it is none of these.
+      NoRuns: it is none of these.
     """
     units = list(_find(directory, directory.name, depth=2))
     if not units:
-        raise NothingThere(
+        raise NoRuns(
             f"there is no run or sweep in {directory}: give a run directory, or the --logdir of a "
             f"sweep"
         )

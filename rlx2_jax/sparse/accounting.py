@@ -211,11 +211,11 @@ def ledger(
     trained = final if networks.trained is None else pair(*networks.trained)
     all_links = pair(0.0, 0.0)
     count = _positive("critics", networks.critics) if spec.has_critic else 0
-    own = _figures(spec, (final, trained, all_links), count, batch, n, d, rates)
+    figures = _figures(spec, (final, trained, all_links), count, batch, n, d, rates)
     dense = _figures(spec, (all_links, all_links, all_links), count, batch, dense_n, d, _Rates())
-    ratio = lambda name: own[name] / dense[name] if dense[name] else 0.0  # noqa: E731
+    ratio = lambda name: figures[name] / dense[name] if dense[name] else 0.0  # noqa: E731
     relative = Ratios(**{f.name: ratio(f.name) for f in fields(Ratios)})
-    return Ledger(algo, method, n, final[0].hidden, final[1].hidden, relative, **own)
+    return Ledger(algo, method, n, final[0].hidden, final[1].hidden, relative, **figures)
 
 
 def _shapes(
@@ -301,16 +301,16 @@ def _figures(
     (actor, critic), trained, dense = networks
     a, c = (network.flops for network in trained)
     target = (n if spec.target_every_step else 1) * a * spec.has_critic + critics * c
-    judges = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
+    evaluated = critics if spec.actor_loss_critics is None else spec.actor_loss_critics
     products = 2 * rates.hessian_products  # one product costs two gradients
     # The paper's formula for growth, 2 A / (1 - S_a), is not exactly the cost of a dense network.
     actor_growth = 2 * actor.flops / (1 - actor.sparsity) * rates.actor_evolutions
     critic_growth = 2 * critics * critic.flops / (1 - critic.sparsity) * rates.critic_evolutions
-    actor_product = (3 * dense[0].flops + judges * critic.flops) * products
+    actor_product = (3 * dense[0].flops + evaluated * critic.flops) * products
     critic_product = 3 * critics * dense[1].flops * products
     flops = {  # 3: a forward pass, and a backward pass at twice its cost
         "critic_update_flops": batch * (target + 3 * critics * c),
-        "actor_update_flops": batch * (3 * a + judges * c) / d,
+        "actor_update_flops": batch * (3 * a + evaluated * c) / d,
         "actor_evolution_flops": batch * (actor_growth + actor_product),
         "critic_evolution_flops": batch * (critic_growth + critic_product),
         "trim_flops": a * rates.distances,

@@ -44,7 +44,7 @@ class _Carry(NamedTuple):
 
     state: LaneState
     time: Array  # of the last step taken
-    going: Array  # bool: False once the host has asked to stop
+    keep_going: Array  # bool: False once the host has asked to stop
     metrics: dict[str, Array]
 
 
@@ -68,16 +68,16 @@ def _run(
         after, status = host_callback.call(handle, carry.state.acting.action, config.obs_dim)
         taken = (status == CONTINUE) | (status == STOP)
         state, metrics = plain_lanes(carry.state, after, t, hyper, config, dues, taken)
-        going = carry.going & ((status == CONTINUE) | (status == SKIPPED))
+        keep_going = carry.keep_going & ((status == CONTINUE) | (status == SKIPPED))
         metrics = segments.select(taken, metrics, carry.metrics)
-        return _Carry(state, carry.time + taken, going, metrics)
+        return _Carry(state, carry.time + taken, keep_going, metrics)
 
     dues = segments.phases(config, learn)[-1]
     first = lambda: host_callback.call(handle, state.acting.action, config.obs_dim)[0]  # noqa: E731
     metrics = zeros(lambda: plain_lanes(state, first(), time, hyper, config, dues)[1])
     carry = _Carry(state, time, jnp.ones((), bool), metrics)
     carry = segments.plain_steps(
-        carry, time, until, config, learn, step, going=lambda carry: carry.going
+        carry, time, until, config, learn, step, keep_going=lambda carry: carry.keep_going
     )
     return carry.state, carry.time, carry.metrics
 

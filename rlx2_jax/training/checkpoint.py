@@ -69,7 +69,7 @@ class Checkpoints:
             self._none_yet.touch()
 
     @property
-    def begun_only(self) -> bool:
+    def never_saved(self) -> bool:
         """Whether no checkpoint was ever saved, so that the run may start over. False if
         checkpoints existed and were lost."""
         return self._none_yet.exists() and not self.positions()
@@ -156,14 +156,14 @@ class Checkpoints:
         """
         meta, arrays = self.read_arrays(position)
         for entry in meta["rows"]:
-            if not self._is_good(entry):
+            if not self._is_intact(entry):
                 raise Damaged(f"{entry['file']} is missing or was changed")
         for entry in meta["logs"]:  # a log and its segments are copies of each other
-            if not (copies.holds(self._run / entry["log"], entry) or self._is_good(entry)):
+            if not (copies.holds(self._run / entry["log"], entry) or self._is_intact(entry)):
                 raise Damaged(f"{entry['log']} and {entry['file']} are missing or were changed")
         return Saved(position, meta, arrays)
 
-    def _is_good(self, entry: dict[str, Any]) -> bool:
+    def _is_intact(self, entry: dict[str, Any]) -> bool:
         return files.file_digest(self._data / entry["file"]) == entry["sha256"]
 
     def read_arrays(self, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

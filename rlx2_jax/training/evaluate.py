@@ -20,7 +20,7 @@ from rlx2_jax.envs.rollout import Episode, device_episode, host_episodes
 from rlx2_jax.prng import Stream, stream_key
 from rlx2_jax.training.devices import SharedJit
 from rlx2_jax.training.lane import LaneState
-from rlx2_jax.training.program import Program, judge_lane, online_networks
+from rlx2_jax.training.program import Program, actions_and_values, online_networks
 from rlx2_jax.types import Array
 
 EPISODES = 10
@@ -74,7 +74,7 @@ class HostEvaluator:
         def act(obs: np.ndarray) -> np.ndarray:
             if stop():
                 raise Interrupted
-            action, q = self._program.judge(state, obs.reshape(lanes, k, -1))
+            action, q = self._program.actions_and_values(state, obs.reshape(lanes, k, -1))
             values.append(np.array(q).reshape(-1))
             return np.array(action).reshape(lanes * k, -1)
 
@@ -124,7 +124,9 @@ def _episodes_on_device(env: DeviceEnv, config: Config, episodes: int) -> Shared
         actor, critic = online_networks(agent)
 
         def act(obs: Array) -> tuple[Array, Array]:
-            action, q = judge_lane(actor, critic, obs[None], config.algo, config.critic_bounds)
+            action, q = actions_and_values(
+                actor, critic, obs[None], config.algo, config.critic_bounds
+            )
             return action[0], q[0]
 
         keys = jax.vmap(lambda i: stream_key(seed, Stream.EVALUATION, i))(jnp.arange(episodes))

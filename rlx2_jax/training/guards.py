@@ -54,12 +54,12 @@ def locked(directory: Path) -> Iterator[Callable[[], None]]:
             raise RunError(
                 f"{directory} is in use by another process: wait for it, or choose another --logdir"
             ) from error
-        yield _unmoved(directory)
+        yield _check_not_moved(directory)
     finally:
         os.close(file)
 
 
-def _unmoved(directory: Path) -> Callable[[], None]:
+def _check_not_moved(directory: Path) -> Callable[[], None]:
     before = directory.stat()
 
     def check() -> None:

@@ -370,15 +370,15 @@ def _count(stats: Stats, agent: Any, count: Array, config: Config, hyper: Hyper)
         due = topology.due(getattr(hyper, name), count // delay)
         evolutions[name] += (count % delay == 0) & due
 
-        def take_in(ever: list[Array], live: Network = live) -> list[Array]:
+        def mark_live(ever: list[Array], live: Network = live) -> list[Array]:
             return jax.tree.map(jnp.bitwise_or, ever, _bits(live))
 
         at = topology.traits.at
         if at is not None:
-            ever[name] = when(count == at * delay, take_in, ever[name])
+            ever[name] = when(count == at * delay, mark_live, ever[name])
         else:
             interval = min(config.mask_interval * delay, NEVER)
-            ever[name] = every(interval, count, take_in, ever[name])
+            ever[name] = every(interval, count, mark_live, ever[name])
     return stats._replace(evolutions=evolutions, ever=ever)
 
 

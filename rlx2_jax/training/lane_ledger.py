@@ -37,7 +37,7 @@ def lane_ledger(config: Config, lane: Lane, *, updates: int | None = None) -> ac
 
     sparsities = lane.actor_sparsity, lane.critic_sparsity
     if lane.structure != "none" or topology.prunes:  # exact link counts, rounded to patterns
-        final = configs.own_links(config, lane, pruned=True)
+        final = configs.lane_links(config, lane, pruned=True)
         sparsities = tuple(map(_sparsities, _shapes(config), final))
     interval = lane.buffer_interval or config.buffer_interval
     checks = max(interval // config.num_envs, 1) * config.updates_per_step
@@ -75,7 +75,7 @@ def _trained_sparsities(
     """The sparsity of each layer of actor and critic, averaged over the first `updates` of a lane
     with pruning. An update uses the links from before its mask update."""
     topology = configs.topology_of(lane)
-    final = configs.own_links(config, lane, pruned=True)
+    final = configs.lane_links(config, lane, pruned=True)
     found = []
     for shapes, links, delay in zip(_shapes(config), final, (config.policy_delay, 1)):
         start, interval = topology.start // delay, lane.mask_interval or 1

@@ -62,7 +62,7 @@ def choose(config: Config, lanes: Sequence[Lane], execution: str) -> tuple[Lane,
             return "masked"
         if execution == "compact":
             checks.check_compact(topology)
-        live, size = _count(config, configs.own_links(config, lane)), _size(config)
+        live, size = _count(config, configs.lane_links(config, lane)), _size(config)
         sparse = live < size and live <= densest * size and size >= smallest
         if automatic and rules.needs_smoothed(rules.GROW[str(configs.resolve(config, lane).grow)]):
             return "masked"  # compact would need the dense gradient at every update
@@ -95,7 +95,7 @@ def parts(config: Config, lanes: Sequence[Lane]) -> list[Part]:
         )
         if members:
             programs.append(Part(dataclasses.replace(config, **common(topology, members)), members))
-    counts = [configs.own_links(config, lanes[i]) for i in rest]
+    counts = [configs.lane_links(config, lanes[i]) for i in rest]
     for group in layout.group_lanes([(*links.actor, *links.critic) for links in counts]):
         members = tuple(rest[j] for j in group)
         actors, critics = (zip(*(counts[j][k] for j in group)) for k in (0, 1))
@@ -121,7 +121,7 @@ def describe(config: Config, lanes: Sequence[Lane], first: int = 0) -> list[str]
         text = f"{part.config.execution}, lanes {numbers}"
         if part.config.links is not None:
             room = _count(config, part.config.links)
-            least = min(_count(config, configs.own_links(config, lanes[i])) for i in part.lanes)
+            least = min(_count(config, configs.lane_links(config, lanes[i])) for i in part.lanes)
             text += f": room for {room:,} of {_size(config):,} links, up to "
             text += f"{room / least - 1:.0%} padding"
         lines.append(text)

@@ -58,7 +58,7 @@ def online_networks(agent: Any) -> tuple[BoundNetwork, BoundNetwork | None]:
     return networks.online(agent.actor), None if critic is None else networks.online(critic)
 
 
-def judge_lane(
+def actions_and_values(
     actor: BoundNetwork,
     critic: BoundNetwork | None,
     obs: Array,
@@ -92,9 +92,9 @@ _step = SharedJit(step_lanes, static=(4, 5), donate=(0,))
 _plain = SharedJit(plain_lanes, static=(4, 5), donate=(0,))
 _start = SharedJit(_start_lanes, static=(3, 4), donate=(1,))
 _agent = jax.jit(lanes_.init_agent, static_argnums=(0, 1))
-_judge = SharedJit(
+_actions_and_values = SharedJit(
     lambda actor, critic, obs, algo, bounds: jax.vmap(
-        functools.partial(judge_lane, algo=algo, bounds=bounds)
+        functools.partial(actions_and_values, algo=algo, bounds=bounds)
     )(actor, critic, obs),
     static=(3, 4),
 )
@@ -177,10 +177,10 @@ class Program:
         names = jax.eval_shape(step, state, after, time, self.hyper)[1]
         return {name: np.full(x.shape, np.nan) for name, x in names.items()}
 
-    def judge(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
+    def actions_and_values(self, state: LaneState, obs: np.ndarray) -> tuple[Array, Array]:
         """Noise-free actions and their Q values for `obs: [lanes, k, obs]`."""
         bound = online_networks(state.agent)
-        return _judge(*bound, obs, self.config.algo, self.config.critic_bounds)
+        return _actions_and_values(*bound, obs, self.config.algo, self.config.critic_bounds)
 
 
 def stack(trees: Sequence[Any]) -> Any:

@@ -15,7 +15,7 @@ from rlx2_jax import config as configs
 from rlx2_jax import envs, files
 from rlx2_jax.config import Config, Lane
 from rlx2_jax.envs import EnvironmentFailure
-from rlx2_jax.envs.device import standing_still
+from rlx2_jax.envs.device import idle_env
 from rlx2_jax.files import Damaged, Warn
 from rlx2_jax.training import demonstrations, weights
 from rlx2_jax.training import lane as lanes_
@@ -273,7 +273,7 @@ def _offline_loop(
         env.close()
     evaluator = lambda p: HostEvaluator(make(len(p.lanes) * run.episodes), p, run.episodes)  # noqa: E731
     options |= {"make_evaluator": evaluator}
-    return DeviceLoop(run.config, lanes, standing_still(env.spec), data=data, **options)
+    return DeviceLoop(run.config, lanes, idle_env(env.spec), data=data, **options)
 
 
 def _guarded(run: Run, make: Any, *args: Any) -> Any:

@@ -123,7 +123,7 @@ def plain_steps(
     config: Config,
     learn: bool,
     step: Callable[[Carry, Array, Dues, Array | bool], Carry],
-    going: Callable[[Carry], Array | bool] = lambda carry: True,
+    keep_going: Callable[[Carry], Array | bool] = lambda carry: True,
 ) -> Carry:
     """Plain time steps from `time + 1` to `until`, in a loop without branches.
 
@@ -131,7 +131,7 @@ def plain_steps(
       learn: static; False in warm-up, which must not end before `until`.
       step: maps `(carry, t, dues, active)` to the next carry; `dues` (static) are the updates. If
         `active` is False, nothing may change.
-      going: False ends the loop after the current body.
+      keep_going: False ends the loop after the current body.
     """
     bodies = phases(config, learn)
     size = len(bodies)
@@ -146,7 +146,7 @@ def plain_steps(
         return t, carry
 
     def more(args: tuple[Array, Carry]) -> Array:
-        return (time < until) & (args[0] < until) & going(args[1])
+        return (time < until) & (args[0] < until) & keep_going(args[1])
 
     return jax.lax.while_loop(more, body, (jnp.asarray(begin, jnp.int32), carry))[1]
 

@@ -108,7 +108,7 @@ def _except_late_writes(unraisable: Any) -> None:
         _report_unraisable(unraisable)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_informative(record: logging.LogRecord) -> bool:
     """False for tracebacks that asyncio and Orbax log for failed checkpoint writes, since `save`
     raises the error."""
     if record.exc_info and "orbax" in Path(record.pathname).parts:
@@ -119,7 +119,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 _report_unraisable, sys.unraisablehook = sys.unraisablehook, _except_late_writes
 for _library in ("asyncio", "absl"):
-    logging.getLogger(_library).addFilter(_is_news)
+    logging.getLogger(_library).addFilter(_is_informative)
 
 
 def _orbax() -> Any:

@@ -137,7 +137,7 @@ def blocks(mask: np.ndarray) -> bool:
 def test_patterns_hold_at_every_update(fields, holds, divides):
     cfg, lane, states = train("td3", 8, **fields)
     check_zeros(states)
-    links = config.own_links(cfg, lane)
+    links = config.lane_links(cfg, lane)
     assert changed(states, "critic") == [4, 8] and changed(states, "actor") == [8]
     for state in states:
         for name, own in (("actor", links.actor), ("critic", links.critic)):
@@ -163,8 +163,8 @@ def test_gradual_pruning_follows_the_cubic_schedule():
     """Critics: at 8, 12, 16 and 20 of the way from 4; the actor, at its 8th update, all at once."""
     cfg, lane, states = train("td3", 22, method="gmp", prune_start=4, t_end=20)
     check_zeros(states)
-    final = config.own_links(cfg, lane, pruned=True)
-    assert config.own_links(cfg, lane).critic == (6 * 16, 16)
+    final = config.lane_links(cfg, lane, pruned=True)
+    assert config.lane_links(cfg, lane).critic == (6 * 16, 16)
     assert changed(states, "critic") == [8, 12, 16, 20]
     done = {8: 1 - 0.75**3, 12: 1 - 0.5**3, 16: 1 - 0.25**3, 20: 1.0}
     share = 0.0
@@ -188,7 +188,7 @@ def test_gradual_pruning_follows_the_cubic_schedule():
 def test_the_smallest_weights_are_pruned_once(scope):
     cfg, lane, states = train("td3", 6, method="magnitude", scope=scope, prune_start=2)
     check_zeros(states)
-    final = config.own_links(cfg, lane, pruned=True)
+    final = config.lane_links(cfg, lane, pruned=True)
     assert changed(states, "critic") == [3] and changed(states, "actor") == [4]
     assert counts(states[0].actor).sum() == 4 * 16 + 16 * 2
     for at, name, links in ((3, "critic", final.critic), (4, "actor", final.actor)):
@@ -214,7 +214,7 @@ def test_the_smallest_weights_are_pruned_once(scope):
 def test_pruning_by_gradients_happens_at_the_first_update(algo, method):
     cfg, lane, states = train(algo, 4, method=method)
     check_zeros(states[3:])
-    final = config.own_links(cfg, lane, pruned=True)
+    final = config.lane_links(cfg, lane, pruned=True)
     delay = cfg.policy_delay
     assert changed(states, "critic") == [1] and changed(states, "actor") == [delay]
     assert (counts(states[1].critic).sum(1) == sum(final.critic)).all()
@@ -334,7 +334,7 @@ def test_the_compact_form_refuses_by_name_and_auto_is_masked(fields, text):
     static = Lane(method="ss", structure="fan_in", actor_sparsity=0.9, critic_sparsity=0.9)
     (chosen,) = plan.choose(cfg, [static], "compact")
     (part,) = plan.parts(cfg, [chosen])
-    assert part.config.links == config.own_links(cfg, static)
+    assert part.config.links == config.lane_links(cfg, static)
     state = jax.eval_shape(lambda: ALGORITHMS["td3"].init(jax.random.key(0), part.config, chosen))
     assert state.actor.form == "compact"
 

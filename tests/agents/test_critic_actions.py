@@ -57,7 +57,7 @@ def begin(network: Network, params: Any) -> Network:
 
 def with_links(cfg: Config, state: Any) -> tuple[Config, Any]:
     """The compact form of both."""
-    links = config.own_links(cfg, FREE)
+    links = config.lane_links(cfg, FREE)
     parts = {}
     for name, inputs in (("actor", cfg.actor_inputs), ("critic", cfg.critic_inputs)):
         network = getattr(state, name)
@@ -123,7 +123,7 @@ def test_value_estimates_of_evaluations(units, q):
     program = Program(cfg, [dataclasses.replace(FREE, discount=0.0)])
     obs = np.zeros((1, 1, 1), np.float32)
     state = program.init(obs, 1)._replace(agent=stack([hand_made(cfg)]))
-    action, value = program.judge(state, obs)  # what host environments are evaluated with
+    action, value = program.actions_and_values(state, obs)  # as in evaluations on the host
     assert float(action[0, 0, 0]) == pytest.approx(t)
     assert float(value[0, 0]) == pytest.approx(q * t)
     found = DeviceEvaluator(toy(), program, 2)(state)

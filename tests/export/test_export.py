@@ -309,7 +309,7 @@ def test_ordinary_observations_take_the_plain_sums(int8, tmp_path, monkeypatch):
     obs = np.concatenate([observations(policy), 1e6 * observations(policy, 100)])
     (tmp_path / "plain").mkdir()
     plain = compile_policy(policy, tmp_path / "plain", int8=int8)(obs)
-    monkeypatch.setattr(c_range, "harmless", lambda *_, **__: "0.0f")
+    monkeypatch.setattr(c_range, "safe_range", lambda *_, **__: "0.0f")
     watched = compile_policy(policy, tmp_path, int8=int8)(obs)
     np.testing.assert_array_equal(plain, watched)
 

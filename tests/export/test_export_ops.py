@@ -154,7 +154,7 @@ def test_the_watched_form_computes_the_same(int8, tmp_path, monkeypatch):
     obs = np.concatenate([observations(policy), 1e6 * observations(policy, 100)])
     (tmp_path / "plain").mkdir()
     plain = compile_policy(policy, tmp_path / "plain", int8=int8)(obs)
-    monkeypatch.setattr(c_range, "harmless", lambda *_, **__: "0.0f")
+    monkeypatch.setattr(c_range, "safe_range", lambda *_, **__: "0.0f")
     np.testing.assert_array_equal(compile_policy(policy, tmp_path, int8=int8)(obs), plain)
 
 

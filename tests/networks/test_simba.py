@@ -120,7 +120,7 @@ def test_gradients_of_both_forms_are_equal_in_float64(algo):
         obs, action = (jnp.asarray(rng.normal(size=(9, n))) for n in (4, 2))
 
         def loss(network: Any, params: Any, action: jax.Array) -> jax.Array:
-            q = networks.q_values(networks.bind(network, params), obs, action, judge=True)
+            q = networks.q_values(networks.bind(network, params), obs, action, separate_inputs=True)
             return jnp.sum(jnp.sin(q))
 
         grad = quick(
@@ -159,7 +159,7 @@ def test_training_on_the_device(algo, form):
     train = rlx2.make_train(Slide(), cfg, LANE, evaluations=1, episodes=1)
     found = quick(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
     assert np.isfinite(found.metrics["critic_loss"]).all()
-    first = config.own_links(cfg, LANE)
+    first = config.lane_links(cfg, LANE)
     for name, live in (("actor", first.actor), ("critic", first.critic)):
         network = getattr(found.agent, name)
         assert network.stats["normalize"]["count"].tolist() == [81, 81]
@@ -201,7 +201,9 @@ def test_ledger_and_estimates():
     ledger = lane_ledger(cfg, lane)
     assert ledger.critic_parameters == pytest.approx(0.05 * sum(i * o for i, o in shapes))
     assert ledger.relative.actor_parameters == pytest.approx(0.02)
-    assert sum(config.own_links(cfg, lane).critic) == pytest.approx(ledger.critic_parameters, abs=6)
+    assert sum(config.lane_links(cfg, lane).critic) == pytest.approx(
+        ledger.critic_parameters, abs=6
+    )
     assert "--width=64" in preflight.lane_needs(cfg, 1)
     row = {"critic_sparsity/q1/hidden_0/expand": 0.5, "critic_sparsity/q2/embed": 0.25}
     want = (0.5 * 64 * 256 + 0.25 * 14 * 64) / (64 * 256 + 14 * 64)

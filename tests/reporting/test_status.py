@@ -192,7 +192,7 @@ def test_a_plan_names_no_outside_directories(tmp_path):
     beat(tmp_path / "secret")
     plan = [{"name": "x", "directory": "../../secret"}, {"name": "y", "directory": str(tmp_path)}]
     files.write_json(tmp_path / "suites" / "a" / "suite.json", {"units": plan})
-    with pytest.raises(status.NothingThere):
+    with pytest.raises(status.NoRuns):
         status.find(tmp_path / "suites")
 
 

@@ -112,7 +112,7 @@ def test_lanes_are_grouped_by_form_and_live_links():
     parts = plan.parts(cfg, chosen)
     assert [p.lanes for p in parts] == [(0, 4), (1, 2, 5, 6), (3, 7)]
     assert [p.config.grow for p in parts] == [("gradient",), ("gradient",), ("random",)]
-    assert parts[1].config.links == config.own_links(cfg, lanes[1])
+    assert parts[1].config.links == config.lane_links(cfg, lanes[1])
     assert len(plan.describe(cfg, chosen)) == 3
     assert {x.execution for x in plan.choose(cfg, lanes, "masked")} == {"masked"}
     with pytest.raises(ValueError, match="fast"):
@@ -131,7 +131,7 @@ def test_live_links_are_those_of_the_masks():
     for one in (*LANES, config.Lane(distribution="uniform"), config.Lane(method="dense")):
         cfg = setting("td3", hidden=(16, 12))
         state = td3.init(jax.random.key(0), cfg, one)
-        live = config.own_links(cfg, one)
+        live = config.lane_links(cfg, one)
         assert layout.spec_of(state.actor.masks).nnz == live.actor
         assert layout.spec_of(jax.tree.map(lambda x: x[0], state.critic.masks)).nnz == live.critic
 
@@ -201,7 +201,7 @@ def test_a_run_of_both_forms_is_reported_in_order_and_resumed_exactly(
         assert (broken / name).read_text() == (whole / name).read_text()
     for i, live in (
         (0, 16 * 16),
-        (1, config.own_links(mixed_run.config, mixed_run.lanes[1]).actor[1]),
+        (1, config.lane_links(mixed_run.config, mixed_run.lanes[1]).actor[1]),
     ):
         found = actor_of(mixed_run, whole, i)
         assert found.masks["Dense_1"]["kernel"].sum() == live and found.step == 240

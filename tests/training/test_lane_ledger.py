@@ -41,7 +41,7 @@ def test_layers_of_different_sparsity_are_weighted_by_their_size():
     assert round(run.actor_parameters) == 4239
     assert run.critic_parameters == pytest.approx(sum(critic))
     assert run.total_parameters == pytest.approx(2 * sum(actor) + 4 * sum(critic))
-    links = config.own_links(hopper(), lane)
+    links = config.lane_links(hopper(), lane)
     assert abs(sum(links.actor) - run.actor_parameters) < 1  # whole links, one layer rounded
     assert abs(sum(links.critic) - run.critic_parameters) < 1
     a = 21 * 256 + 655.36 * 511 / 256 + 511 * 3

@@ -201,7 +201,7 @@ def test_tracebacks_of_failed_writes_that_orbax_logs_are_kept_back():
     def news(path: str, error: Exception | None) -> bool:
         info = (type(error), error, None) if error else None
         record = python_logging.LogRecord("absl", 40, path, 1, "failed", None, info)
-        return snapshot._is_news(record)
+        return snapshot._is_informative(record)
 
     assert not news("/x/orbax/checkpoint/_src/futures/future.py", OSError(28, "No space left"))
     assert not news("/x/asyncio/events.py", ValueError("in OCDBT"))
