@@ -22,7 +22,7 @@ from rlx2_jax.reporting import csvlog
 LAST = 30  # evaluations averaged into a final score
 DIFFERENCES = (  # between SBX's TD3 and the paper's that no setting removes
     "Some differences are not settings: SBX updates its targets at every update, rlx2_jax (like "
-    "the paper) at every second one; SBX's actor maximises the smaller of both critics, that of "
+    "the paper) at every second one; SBX's actor maximizes the smaller of both critics, that of "
     "rlx2_jax the first; SBX's initial weights are about 1.7 times as large."
 )
 

@@ -284,7 +284,7 @@ def main(argv: list[str], settings: Sequence[str] = ()) -> int:
 
 def command(given: flags.FlagValues, settings: Sequence[str]) -> int:
     """Runs with parsed flags; returns the exit code."""
-    if given.budget == "smoke":  # compiling takes longer than running: do not optimise
+    if given.budget == "smoke":  # compiling takes longer than running: do not optimize
         os.environ.setdefault("XLA_FLAGS", QUICK)
     try:
         check_launcher_flags(given)

@@ -91,7 +91,7 @@ def dense_layer(rng: np.random.Generator, n_in: int, n_out: int, density: float)
 def simba(
     obs: int, width: int, blocks: int, actions: int, *, density: float = 0.2, seed: int = 0
 ) -> tuple[Any, Any, list[tuple[Any, ...]]]:
-    """Parameters, masks and steps of a residual network with layer normalisation."""
+    """Parameters, masks and steps of a residual network with layer normalization."""
     rng = np.random.default_rng(seed)
     params, masks = {}, {}
     norm = lambda: (  # noqa: E731

@@ -93,5 +93,5 @@ def largest_array(hlo: str) -> int:
     return max(sizes)
 
 
-# Tests compile many small programs and run each a few times: do not optimise their machine code.
+# Tests compile many small programs and run each a few times: do not optimize their machine code.
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

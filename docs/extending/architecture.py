@@ -1,4 +1,4 @@
-"""An architecture: an MLP with layer normalisation."""
+"""An architecture: an MLP with layer normalization."""
 
 from typing import ClassVar
 

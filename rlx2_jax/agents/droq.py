@@ -1,6 +1,6 @@
 """DroQ (Hiraoka et al., "Dropout Q-Functions for Doubly Efficient Reinforcement Learning", 2022).
 
-SAC with many critic updates per environment step. Dropout and layer normalisation in every hidden
+SAC with many critic updates per environment step. Dropout and layer normalization in every hidden
 layer of the critics replace REDQ's large ensemble. Dropout is active in losses and targets, and the
 actor maximizes the mean of the critics instead of their minimum.
 

@@ -109,7 +109,7 @@ def export_lane(
     say(f"\n{made.table(dense)}\n\nerrors over {len(made.obs):,} observations")
     if act is not None:
         say(
-            "8-bit: compared to dequantized weights; quantisation itself changes actions by up to "
+            "8-bit: compared to dequantized weights; quantization itself changes actions by up to "
             f"{made.files[f'{name}_int8.c']['quantisation_error']:.2g}"
         )
         if episodes:

@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "play a trained lane or a published policy and report its returns",
     "render": "draw one episode as a video or a strip of frames",
     "export": "write a trained actor as C, NumPy, ONNX and StableHLO files",
-    "report": "summarise run directories as Markdown and an HTML page",
+    "report": "summarize run directories as Markdown and an HTML page",
     "status": "show which runs of a sweep are waiting, running, finished or failed",
 }
 _HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")

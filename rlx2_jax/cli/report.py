@@ -1,4 +1,4 @@
-"""Summarises run directories, finished or not, as Markdown and a self-contained HTML page.
+"""Summarizes run directories, finished or not, as Markdown and a self-contained HTML page.
 
 rlx2 report runs/hopper
 rlx2 report runs/hopper runs/walker --out=report

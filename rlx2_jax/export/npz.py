@@ -64,7 +64,7 @@ def save(policy: SparsePolicy, path: Path) -> None:
     archive.write(Path(path), {**arrays, "digest": digest}, compressed=False)
 
 
-# The fields of normalisations in `norms`: one entry per unit each, a single one for ε.
+# The fields of normalizations in `norms`: one entry per unit each, a single one for ε.
 _NORMS: dict[type[Op], tuple[str, ...]] = {
     Normalize: ("mean", "scale"),
     LayerNorm: ("scale", "bias", "epsilon"),

@@ -1,8 +1,8 @@
 """A policy as an ONNX model, input `obs` [batch, obs], output `action` [batch, act] in [-1, 1].
 
 Weights are dense, with zeros for absent links: every ONNX runtime is fast at dense products, and
-few support sparse initialisers. A pruned policy gives a smaller dense model. Sums are plain
-float32: observations near 1e38 (with layer normalisation: 1e18) may overflow and give NaN actions.
+few support sparse initializers. A pruned policy gives a smaller dense model. Sums are plain
+float32: observations near 1e38 (with layer normalization: 1e18) may overflow and give NaN actions.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
     x = observation,   x = op(x) for each op of the program,   action = tanh(x) in [-1, 1]
 
-An MLP is linear, relu, ..., linear; other architectures add normalisation and residual
+An MLP is linear, relu, ..., linear; other architectures add normalization and residual
 connections, see `ops`. Every exporter takes this class as input.
 """
 

@@ -2,7 +2,7 @@
 
 Rows of a sparse network have few links, and magnitudes differ between rows far more than within
 one; with one scale per row, every row uses the full range -127 .. 127. Biases, activations and
-normalisations stay float: this costs 8 bytes per unit and needs no calibration data. 8-bit
+normalizations stay float: this costs 8 bytes per unit and needs no calibration data. 8-bit
 activations would add an error of 1/255 of the largest observation, which is too much for tasks with
 large velocities.
 """
@@ -37,7 +37,7 @@ def quantize(policy: SparsePolicy) -> tuple[Quantized, ...]:
 
 
 def dequantized(policy: SparsePolicy) -> SparsePolicy:
-    """The policy that the quantised one computes, in float."""
+    """The policy that the quantized one computes, in float."""
     layers = []
     for layer, (values, scales) in zip(policy.layers, quantize(policy)):
         restored = np.repeat(scales, layer.lengths) * values

@@ -1,6 +1,6 @@
 """A policy as serialized StableHLO: f32[batch, obs] -> f32[batch, act], any batch, for CPU, CUDA
 and TPU. Weights are dense constants of the program. Sums are plain float32: observations near 1e38
-(with layer normalisation: 1e18) may overflow and give NaN actions.
+(with layer normalization: 1e18) may overflow and give NaN actions.
 
     jax.export.deserialize(bytearray(path.read_bytes())).call(obs)
 

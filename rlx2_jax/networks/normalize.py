@@ -1,4 +1,4 @@
-"""Observation normalisation by running statistics."""
+"""Observation normalization by running statistics."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ EPSILON = 1e-8
 
 
 class RunningNorm(nn.Module):
-    """Standardises the first `features` inputs (the observation); others (an action) pass through.
+    """Standardizes the first `features` inputs (the observation); others (an action) pass through.
 
         x = (o - μ) / √(σ² + ε)
 

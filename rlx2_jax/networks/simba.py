@@ -1,4 +1,4 @@
-"""SimBa (Lee et al., 2024): residual blocks with layer normalisation on normalised observations."""
+"""SimBa (Lee et al., 2024): residual blocks with layer normalization on normalized observations."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from rlx2_jax.networks.linear import Linear, linear
 from rlx2_jax.types import Array, Params
 
 EXPANSION = 4  # hidden units of a block, as a multiple of its width
-EPSILON = 1e-6  # of layer normalisation
+EPSILON = 1e-6  # of layer normalization
 
 
 class Block(nn.Module):
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class SimBa(Architecture):
-    """Running normalisation of observations → Linear → residual blocks → LayerNorm → Linear.
+    """Running normalization of observations → Linear → residual blocks → LayerNorm → Linear.
 
     Initialized as in the paper: orthogonal, He normal in blocks, with zero biases.
 
@@ -43,7 +43,7 @@ class SimBa(Architecture):
       outputs: size of the output.
       width: units of each block.
       blocks: residual blocks.
-      observations: how many of the leading inputs are normalised.
+      observations: how many of the leading inputs are normalized.
       dtype: of the parameters.
       precision: of matrix products.
     """
@@ -87,7 +87,7 @@ class SimBa(Architecture):
     @nn.nowrap
     def steps(self, params: Params, stats: Params | None = None) -> list[tuple]:
         if stats is None:
-            raise ValueError("SimBa normalises observations: give the statistics of the network")
+            raise ValueError("SimBa normalizes observations: give the statistics of the network")
 
         def norm(layer: Params) -> tuple:
             scale, bias = (np.asarray(layer[name], np.float32) for name in ("scale", "bias"))

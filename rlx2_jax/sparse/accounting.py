@@ -41,7 +41,7 @@ class Networks:
       hidden: hidden units of an MLP; None: `layers`.
       actor_sparsity, critic_sparsity: in [0, 1), of the network or of each layer.
       layers: (in, out) of the linear layers of actor and critic, for architectures other than an
-        MLP. Biases and normalisation do not count.
+        MLP. Biases and normalization do not count.
       distribution: layer allocation, see `masks.layer_sparsities`.
       tiny: whether they are small and dense instead, with as many parameters.
       critics: size of the ensemble, also of the dense run.

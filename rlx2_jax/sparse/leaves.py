@@ -4,7 +4,7 @@ The default rule selects by name and role, for Flax (Linen and NNX), Haiku and E
 
 - float arrays with two or more axes, named `kernel`, `weight` or `w` (also `weight_ih`, `w1`,
   `wq`), or unnamed in a list, a tuple or a custom node;
-- in linear, convolution, recurrent and attention layers. Embeddings, normalisation layers and
+- in linear, convolution, recurrent and attention layers. Embeddings, normalization layers and
   biases (with any number of axes) stay dense.
 
 `kernel` and `w` are `[window..., in, out]`, attention kernels `[in, heads, size]` and
@@ -30,7 +30,7 @@ from rlx2_jax.types import Array, Params
 
 RULE = (
     "float arrays of two or more axes named kernel, weight or w (or unnamed) in linear, "
-    "convolution, recurrent and attention layers; not embeddings, normalisation or biases"
+    "convolution, recurrent and attention layers; not embeddings, normalization or biases"
 )
 Sparsity = float | Array | Sequence[float] | Mapping[str, float] | Callable[[str, Any], float]
 Choice = str | Sequence[str] | Predicate  # path patterns, or a predicate of path and leaf

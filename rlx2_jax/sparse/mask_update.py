@@ -47,7 +47,7 @@ def masked(leaves: Sequence[Leaf], codes: Params, tree: Params) -> Params:
 
 def kept_places(leaves: Sequence[Leaf], codes: Params, due: Array | bool) -> list[Array | None]:
     """The places of each sparse leaf that keep their value in this update: code 1, and also code 2
-    if no mask update is due. A single byte comparison, which XLA vectorises."""
+    if no mask update is due. A single byte comparison, which XLA vectorizes."""
     kinds = jnp.where(due, jnp.uint8(1), jnp.uint8(2))
     flat = zip(leaves, jax.tree.leaves(codes))
     return [c - jnp.uint8(1) < kinds if leaf.sparse else None for leaf, c in flat]

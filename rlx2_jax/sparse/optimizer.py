@@ -79,9 +79,9 @@ def sparsify(
       mask_step: `skip` the optimizer's step on a mask update, or change masks `after` it; default:
         chosen by the method.
       sparse: overrides the rule of `leaves` for sparse leaves: patterns, or a predicate.
-      stacked: number of leading axes that stack networks, if not recognised; one number, or by
+      stacked: number of leading axes that stack networks, if not recognized; one number, or by
         pattern. Every member keeps its exact number of links.
-      layouts: axis letters by pattern, if not recognised: {"conv*": "oihw"}; i inputs, o outputs,
+      layouts: axis letters by pattern, if not recognized: {"conv*": "oihw"}; i inputs, o outputs,
         m stacked members, others a window.
       outermost: False allows other transformations to change the updates afterwards; then call
         `rlx2.mask` after every update.

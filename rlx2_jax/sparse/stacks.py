@@ -1,6 +1,6 @@
 """Infers which leading axes of weights stack networks (from `vmap`, `scan` or ensembles).
 
-The neighbouring shapes determine this: a bias has the stack and output axes, a normalisation
+The neighbouring shapes determine this: a bias has the stack and output axes, a normalization
 layer's scale the stack axes and one more. An unambiguous layer decides for its whole subtree, if
 all leaves there start with the same sizes; this resolves layers without a bias and ambiguous
 shapes.

@@ -69,7 +69,7 @@ class Checkpoints:
             self._none_yet.touch()
 
     @property
-    def never_saved(self) -> bool:
+    def begun_only(self) -> bool:
         """Whether no checkpoint was ever saved, so that the run may start over. False if
         checkpoints existed and were lost."""
         return self._none_yet.exists() and not self.positions()

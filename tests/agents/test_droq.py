@@ -23,7 +23,7 @@ def critic(**fields):
 
 
 @pytest.mark.fast
-def test_a_hidden_layer_is_normalised_and_nothing_is_dropped_without_a_key():
+def test_a_hidden_layer_is_normalized_and_nothing_is_dropped_without_a_key():
     net = critic()
     x = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
     for i in range(2):

@@ -171,7 +171,9 @@ def test_update_equals_plain_numpy():
 def test_guided_by_an_expert():
     """RigL+Q*: the critic regresses to the expert's Q, and the actor climbs it."""
     state, hyper = prepared("rigl")
-    expert = networks.online(td3.init(jax.random.key(4), CFG, config.Lane(method="dense")).critic)
+    expert: Any = networks.online(
+        td3.init(jax.random.key(4), CFG, config.Lane(method="dense")).critic
+    )
     count = 8
     t = jnp.int32(count)  # a constant, not an argument: a smaller program
     guided = quick(

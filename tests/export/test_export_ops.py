@@ -110,7 +110,7 @@ def test_a_residual_network_in_every_format(format_, tmp_path):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed, tmp_path):
-    """Operations in any order, nested residuals, observations that are saved or normalised."""
+    """Operations in any order, nested residuals, observations that are saved or normalized."""
     program = random_program(seed)
     policy = built(program)
     obs = observations(policy, 100)
@@ -168,7 +168,7 @@ def test_large_numbers_by_hand(tmp_path):
     )
     act = compile_policy(SparsePolicy("test", ops), tmp_path)
     obs = np.array([[0, 3e38, 0, 0]], np.float32)
-    # Normalised: 3e38, 6, 3e38, 3e38: mean 2.25e38, standard deviation 1.299e38.
+    # Normalized: 3e38, 6, 3e38, 3e38: mean 2.25e38, standard deviation 1.299e38.
     np.testing.assert_allclose(
         act(obs), np.tanh([[0.57735, -1.73205, -0.57735, np.inf]]), atol=1e-5
     )
@@ -177,7 +177,7 @@ def test_large_numbers_by_hand(tmp_path):
 
 
 def test_the_c_file_shares_buffers():
-    """Of a residual network: the residual, its normalised copy, and the wide layer."""
+    """Of a residual network: the residual, its normalized copy, and the wide layer."""
     text = c.source(built(simba(7, 16, 5, 3))).text
     buffers = re.findall(r"float (h\d)\[(\d+)\];", text)
     assert buffers[: len(buffers) // 2] == [("h0", "7"), ("h1", "16"), ("h2", "16"), ("h3", "64")]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from . import inject
 
 ROOT = Path(__file__).resolve().parents[2]
-# Compiling takes longer than running: do not optimise machine code, and keep it.
+# Compiling takes longer than running: do not optimize machine code, and keep it.
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"

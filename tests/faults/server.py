@@ -2,7 +2,7 @@
 imports take. Reads one JSON request per line, answers with the process id, then its status.
 
 The child runs `python -m <module> <arguments>` as an interpreter would: same `__main__`, same exit.
-JAX is imported before the fork and initialised after it. Requests to `stay` go to one child, which
+JAX is imported before the fork and initialized after it. Requests to `stay` go to one child, which
 traces and compiles once for all of them; a fault that ends it ends only that request.
 """
 

@@ -255,13 +255,13 @@ def test_unsafe_cache_directory_is_not_used(tmp_path, monkeypatch):
     other.rmdir()
 
 
-def fuzz(tmp_path, kernels, seed, count, optimise):
+def fuzz(tmp_path, kernels, seed, count, optimize):
     compiler = building.find_compiler()
     if compiler is None:
         pytest.skip("no compiler")
     program = tmp_path / "fuzz"
     command = [
-        compiler, "-std=c++17", optimise, "-g", "-Wno-psabi", "-fsanitize=address,undefined",
+        compiler, "-std=c++17", optimize, "-g", "-Wno-psabi", "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all", f"-I{building.HERE}",
         str(ROOT / "tests" / f"fuzz_{kernels}.cc"), "-o", str(program),
     ]  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_module_matches_its_steps():
     noise = lambda x: x + 0.1 * np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape)  # noqa: E731
     params = jax.tree.map(np.asarray, dense.params)
     params["norm"] = jax.tree.map(noise, params["norm"])
-    x = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(7, 4)), jnp.float32)
     stats = jax.tree.map(np.asarray, dense.stats)
     steps = dense.module.steps(params, stats)
     want = by_steps(steps, params, x)
@@ -99,7 +99,7 @@ def test_a_plain_mlp_is_the_module_applied():
 
 
 @pytest.mark.fast
-def test_observations_are_normalised_by_all_that_were_seen():
+def test_observations_are_normalized_by_all_that_were_seen():
     agent = both("sac")[1]
     obs = 3 * np.random.default_rng(0).normal(size=(3, 5, 4)) + np.arange(4.0)
     for network in (agent.actor, agent.critic):

@@ -19,7 +19,7 @@ from rlx2_jax.sparse.leaves import Leaf
 pytestmark = pytest.mark.fast
 
 # Recorded with jaxpruner at its last commit (April 2024): create_masks of its pruners (global ones
-# without normalisation), the top-k functions of mask_calculator, SET._update_masks with RigL's
+# without normalization), the top-k functions of mask_calculator, SET._update_masks with RigL's
 # scores and a drop fraction of 1/4, and PolynomialSchedule (updates every 10 steps from 10 to 110,
 # power 3) at steps 9, 29, 59, 109 and 150.
 JAXPRUNER = np.load(GOLDEN / "jaxpruner.npz")

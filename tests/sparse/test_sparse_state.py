@@ -1,4 +1,4 @@
-"""The state of `sparsify`: masks, sparsity, summary, serialisation."""
+"""The state of `sparsify`: masks, sparsity, summary, serialization."""
 
 from typing import Any
 
@@ -125,7 +125,7 @@ def test_last_in_a_chain_is_allowed():
 
 
 def test_state_is_plain_arrays():
-    """Serialisable, and no buffer is shared: with the caller's key, or between two states."""
+    """Serializable, and no buffer is shared: with the caller's key, or between two states."""
     key = jax.random.key(3)
     tx: Any = rlx2.sparsify(optax.adam(0.1), 0.9, interval=2, t_end=10, seed=key, method="snfs")
     one, two = tx.init(PARAMS), tx.init(PARAMS)
