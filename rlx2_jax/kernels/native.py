@@ -200,8 +200,3 @@ def _register(library: ctypes.CDLL) -> None:
         capsule = jax.ffi.pycapsule(getattr(library, f"Rlx2{name}"))
         target = "rlx2" + re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
-
-
-def select_isa(name: str) -> str:
-    """Selects an instruction set, limited to the best one of this CPU (for tests)."""
-    return ISAS[load().Rlx2SelectIsa(ISAS.index(name))]

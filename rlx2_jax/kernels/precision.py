@@ -5,8 +5,6 @@ import jax.numpy as jnp
 
 from rlx2_jax.types import Array
 
-PRECISIONS = ("float32", "bfloat16")
-
 
 def product(x: Array, kernel: Array, precision: str = "float32") -> Array:
     """x θ: `[batch, in] x [in, out] -> [batch, out]`.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from instruction_sets import select_isa
 
 from rlx2_jax.kernels import adam, native
 
@@ -44,7 +45,7 @@ def close(got, want, tolerance=1e-6):
 def test_many_steps_are_those_of_optax(dtype, isa):
     rng = np.random.default_rng(0)
     try:
-        native.select_isa(isa)
+        select_isa(isa)
         with jax.enable_x64(dtype == np.float64):
             params = want = tree(rng, dtype)
             tx = optax.adam(0.01)
@@ -61,7 +62,7 @@ def test_many_steps_are_those_of_optax(dtype, isa):
             close(moments.nu, state[0].nu, 2e-6)
             assert int(moments.count) == 5
     finally:
-        native.select_isa("avx512")
+        select_isa("avx512")
 
 
 def test_masks():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compact_nets import compress, dense_mlp, expand, masked_network, stack
+from instruction_sets import select_isa
 
 from rlx2_jax.kernels import compact_mlp as ops
 from rlx2_jax.kernels import compact_xla as fallback
@@ -75,7 +76,7 @@ def test_one_observation_without_batch_axis(how):
 @pytest.mark.parametrize("isa", native.ISAS)
 def test_instruction_sets_agree(isa, monkeypatch):
     monkeypatch.setenv("RLX2_COMPACT", "native")
-    if native.select_isa(isa) != isa:
+    if select_isa(isa) != isa:
         pytest.skip(f"this CPU has no {isa}")
     try:
         rng = np.random.default_rng(1)
@@ -91,7 +92,7 @@ def test_instruction_sets_agree(isa, monkeypatch):
             dense = np.where(mask["kernel"], want[name]["kernel"], 0)
             np.testing.assert_allclose(got[name]["kernel"], dense, rtol=1e-3, atol=2e-2)
     finally:
-        native.select_isa("avx512")
+        select_isa("avx512")
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from instruction_sets import select_isa
 
 from rlx2_jax import networks
 from rlx2_jax.kernels import dense_mlp, native
@@ -110,7 +111,7 @@ def test_gradients_in_float32_are_as_good_as_those_of_xla():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("isa", native.ISAS)
 def test_instruction_sets_agree(isa, dtype):
-    if native.select_isa(isa) != isa:
+    if select_isa(isa) != isa:
         pytest.skip(f"this CPU has no {isa}")
     tolerance = 2e-4 if dtype == np.float32 else 1e-11
     check = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
@@ -123,7 +124,7 @@ def test_instruction_sets_agree(isa, dtype):
             want = jax.value_and_grad(functools.partial(loss_of, mlp=plain), (0, 1))(nets, x)
             jax.tree.map(check, both(nets, x), want)
     finally:
-        native.select_isa("avx512")
+        select_isa("avx512")
 
 
 @pytest.mark.parametrize("batch", [64, 256, 700])
