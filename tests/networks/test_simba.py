@@ -76,13 +76,13 @@ def test_the_module_matches_its_steps():
     noise = lambda x: x + 0.1 * np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape)  # noqa: E731
     params = jax.tree.map(np.asarray, dense.params)
     params["norm"] = jax.tree.map(noise, params["norm"])
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(7, 4)), jnp.float32)
+    x = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
     stats = jax.tree.map(np.asarray, dense.stats)
     steps = dense.module.steps(params, stats)
     want = by_steps(steps, params, x)
-    np.testing.assert_allclose(networks.bind(dense, params)(x), want, atol=1e-5)
+    np.testing.assert_allclose(networks.bind(dense, params)(jnp.asarray(x)), want, atol=1e-5)
     packed = convert.like(dense._replace(params=params), compact)
-    np.testing.assert_allclose(networks.online(packed)(x), want, atol=1e-5)
+    np.testing.assert_allclose(networks.online(packed)(jnp.asarray(x)), want, atol=1e-5)
     assert [kind for kind, *_ in steps].count("linear") == len(dense.module.layers(4)) == 6
     mlp = networks.MLP((3, 2))
     assert mlp.steps({}) == [("linear", "Dense_0"), ("relu",), ("linear", "Dense_1")]
