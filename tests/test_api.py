@@ -52,7 +52,8 @@ def test_every_name_is_documented(name):
         "sparse.optimizer",
         "sparse.rules",
         "sparse.state",
-        "config",
+        "config.hyper",
+        "config.resolve",
     ],
 )
 def test_examples_run(module):
