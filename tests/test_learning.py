@@ -1,5 +1,7 @@
 """InvertedPendulum-v5 is solved (return 1000): dense TD3, SAC and DroQ, RLx2-TD3 at 90/85 %."""
 
+from typing import Any
+
 import pytest
 
 from rlx2_jax import config, envs
@@ -27,7 +29,7 @@ LANES = {
     "droq": [config.Lane(method="dense", learning_rate=1e-3, **SHARED)],
 }
 # DroQ makes ten updates of its critics per step, and learns in fewer steps.
-BUDGETS = {
+BUDGETS: dict[str, dict[str, Any]] = {
     "td3": {"steps": 20_000, "warmup": 1000},
     "sac": {"steps": 20_000, "warmup": 1000},
     "droq": {"steps": 6000, "warmup": 500, "updates_per_step": 10, "policy_delay": 10},
