@@ -41,7 +41,7 @@ def actor_of(run: Run, directory: Path, lane: int) -> Actor:
     for position in reversed(store.positions()):
         try:
             meta, arrays = store.read_arrays(position)
-            first = meta["chunk"] * run.chunk
+            first = meta["chunk"] * run.lanes_at_once
             if lane < first:  # its chunk is finished
                 network = weights.load(directory / "final" / f"lane-{run.first + lane}.npz")[
                     "actor"
@@ -96,8 +96,8 @@ def _from_checkpoint(
     run: Run, meta: dict[str, Any], arrays: dict[str, np.ndarray], index: int
 ) -> Actor:
     """The actor of lane `index` of a checkpoint's chunk."""
-    first = meta["chunk"] * run.chunk
-    lanes = run.lanes[first : first + run.chunk]
+    first = meta["chunk"] * run.lanes_at_once
+    lanes = run.lanes[first : first + run.lanes_at_once]
     configs = {i: part.config for part in plan.parts(run.config, lanes) for i in part.lanes}
     group = next(g for g, members in enumerate(meta["lanes"]) if index in members)
     row, lane = meta["lanes"][group].index(index), lanes[index]

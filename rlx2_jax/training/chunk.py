@@ -22,9 +22,9 @@ class Chunk:
     reported: int = 0  # time of the last row of metrics
 
     def __post_init__(self) -> None:
-        begin = self.index * self.run.chunk
+        begin = self.index * self.run.lanes_at_once
         self.first = self.run.first + begin
-        self.lanes = list(self.run.lanes[begin : begin + self.run.chunk])
+        self.lanes = list(self.run.lanes[begin : begin + self.run.lanes_at_once])
         self.labels = [label(lane, self.first + i) for i, lane in enumerate(self.lanes)]
 
     def progress(self) -> dict[str, Any]:

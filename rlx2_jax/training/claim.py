@@ -132,7 +132,7 @@ def newest_checkpoint(
     except Damaged as error:
         raise RunError(f"{error}: resume it with the version that wrote it") from error
     digests = (run.digest, without_time_limit(run).digest)
-    if saved.meta["run"] not in digests or saved.meta["chunk"] >= -(-len(run.lanes) // run.chunk):
+    if saved.meta["run"] not in digests or saved.meta["chunk"] >= run.chunks:
         raise RunError(
             f"the checkpoints in {directory} belong to a run with other settings than "
             f"its {CONFIG}, or to another version of the program: restore the right "

@@ -78,7 +78,7 @@ def execute(
         shown = logging.Progress(run.config.steps, labels, quiet=not progress)
         say = say or shown.say
         run = claim(run, directory, resume=resume, restart=restart, say=say)
-        total = run.config.steps * -(-len(run.lanes) // run.chunk)
+        total = run.config.steps * run.chunks
         with (
             heartbeat.Heartbeat(directory, total, say, check, stops=(Stopped,)) as pulse,
             Tracking(track, run, directory, say, restart=restart) as tracking,
@@ -111,7 +111,7 @@ class _Execution:
         self.digest = run.digest  # of the settings that the run started with
         self.machines: list[dict[str, Any]] = [{"step": 0, **self.fingerprint}]
         self.end = lanes_.total_time(run.config)
-        self.chunks = [Chunk(run, i) for i in range(-(-len(run.lanes) // run.chunk))]
+        self.chunks = [Chunk(run, i) for i in range(run.chunks)]
         self.fresh: dict[str, bytes] = {}  # weights not yet in any checkpoint, by file name
         self.saved_at = 0  # environment steps at the last checkpoint
         self.unsaved = False  # whether the last checkpoint failed

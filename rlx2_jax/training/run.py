@@ -78,6 +78,16 @@ class Run:
     first: int = 0  # number of the first lane: parts keep the lane numbers of the whole run
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def lanes_at_once(self) -> int:
+        """Lanes in memory at the same time."""
+        return self.chunk or len(self.lanes)
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of lanes."""
+        return -(-len(self.lanes) // self.lanes_at_once)
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
@@ -110,9 +120,24 @@ class Run:
             fields = {k: v for k, v in value.items() if k != "format"}
             fields["config"] = build(Config, _renamed(fields["config"]))
             fields["lanes"] = tuple(build(Lane, _renamed(lane)) for lane in fields["lanes"])
-            return Run(**fields)
+            run = Run(**fields)
+            _check_complete(run)
+            return run
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"not a description of a run ({files.first_line(error)})") from error
+
+
+def _check_complete(run: Run) -> None:
+    """Raises ValueError or TypeError if a description lacks what the start of a run has set."""
+    run.env.encode()  # lone surrogates can be neither printed nor drawn
+    if run.chunk < 0:
+        raise ValueError(f"chunk={run.chunk}: the number of lanes in memory is not negative")
+    if not run.lanes:
+        raise ValueError("it has no lanes")
+    for i, lane in enumerate(run.lanes):
+        for name, value in dataclasses.asdict(configs.resolve(run.config, lane)).items():
+            if getattr(lane, name) is None and value is not None and name not in _LATER_LANE:
+                raise ValueError(f"lane {i} has no {name}")
 
 
 def _plain(value: Any) -> Any:

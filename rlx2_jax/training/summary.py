@@ -73,13 +73,16 @@ def scores(result: LaneResult) -> dict[str, Any]:
 
 
 def sparsity(row: dict[str, Any], net: str, config: Config) -> float | None:
-    """The fraction of absent links over all layers of a network; None if the row has none."""
+    """The fraction of absent links over all layers of a network; None if the row does not have its
+    layers."""
     sizes = {name: math.prod(shape) for name, shape in getattr(config, f"{net}_layers")}
     total = absent = 0.0
     for key, value in row.items():
         if key.startswith(f"{net}_sparsity/"):
             _, *path = key.split("/")
-            size = sizes["/".join(path if net == "actor" else path[1:])]  # without q1, q2, ...
+            size = sizes.get("/".join(path if net == "actor" else path[1:]))  # without q1, q2, ...
+            if size is None:
+                return None
             total, absent = total + size, absent + size * value
     return max(absent / total, 0.0) if total else None
 

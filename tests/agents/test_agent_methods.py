@@ -264,11 +264,13 @@ def test_snip_and_grasp_disagree_where_they_should():
     params = {"l0": {"kernel": theta, "bias": jnp.ones(1)}}
     network = optimize.init(params, jax.tree.map(lambda x: x == x, params))
     schedule = Schedule(*map(jnp.asarray, (1.0, 1, 1, 0, 0)), links={"l0/kernel": jnp.int32(1)})
+
+    def loss(bound: Any) -> tuple[jax.Array, None]:
+        return 0.5 * jnp.sum(h * bound.params["l0"]["kernel"] ** 2), None
+
     for method, row in (("snip", 0), ("grasp", 1)):
         new = optimize.learn(
-            network,
-            lambda bound: (0.5 * jnp.sum(h * bound.params["l0"]["kernel"] ** 2), None),
-            jnp.float32(0.1), Update(jnp.int32(1), schedule, jax.random.key(0)),
+            network, loss, jnp.float32(0.1), Update(jnp.int32(1), schedule, jax.random.key(0)),
             Evolution(rows=1, interval=1, topology=Topology(method, scope="global")), evolve=True,
         )[0]  # fmt: skip
         assert np.flatnonzero(new.masks["l0"]["kernel"]).tolist() == [row]

@@ -32,7 +32,7 @@ def test_a_hidden_layer_is_normalized_and_nothing_is_dropped_without_a_key():
         centred = y - y.mean(axis=1, keepdims=True)
         y = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-6)
         want = np.maximum(y, 0) @ params["Linear_1"]["kernel"] + params["Linear_1"]["bias"]
-        np.testing.assert_allclose(networks.online(net)(x)[i], want, atol=1e-5)
+        np.testing.assert_allclose(networks.online(net)(jnp.asarray(x))[i], want, atol=1e-5)
 
 
 @pytest.mark.fast

@@ -183,7 +183,7 @@ def test_wrong_flags_and_folders(original, tmp_path, capsys):
         (("",), "--policy is needed"),
         ((tmp_path,), "there is no policy in"),
         ((original.parent,), "policy.json is missing; it has invertedpendulum"),
-        ((original, "--render=episode.bmp"), "--render=episode.bmp: use a name that ends in .gif"),
+        ((original, "--render=episode.bmp"), "episode.bmp: use a name that ends in .gif"),
         ((original, f"--seed={2**31 - 1}"), "must be below 2**31"),
         ((original, "--episodes=0"), "--episodes=0 plays nothing"),
         ((original, "--max_episode_steps=5"), "a published policy is played on its recorded task"),

@@ -132,7 +132,7 @@ def test_the_command(saved, tmp_path, capsys):
     ("args", "message"),
     [
         ((), "--logdir is needed"),
-        (("--logdir=nowhere",), "there is no run in nowhere"),
+        (("--logdir=nowhere",), "nowhere: config.json is missing"),
         (("--lane=9",), "lane 9: the run has lanes 0 to 3"),
         (("--lane=-1",), "lane -1: the run has lanes 0 to 3"),
         (("--format=c,exe",), "--format=c,exe: use one or more of c,npz,onnx,stablehlo"),

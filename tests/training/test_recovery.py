@@ -259,6 +259,23 @@ def test_an_edited_configuration_is_not_followed(stopped, tmp_path):
         resume(directory)
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"lanes": []}, "it has no lanes"),
+        ({"lanes": [{}]}, "lane 0 has no "),
+        ({"chunk": -1}, "chunk=-1"),
+        ({"env": "\udcff"}, "surrogates not allowed"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(stopped, tmp_path, edit, message):
+    directory = copy(stopped, tmp_path)
+    for path in (directory / "config.json", directory / "checkpoints" / "config.json"):
+        files.write_json(path, files.read_json(path) | edit)
+    with pytest.raises(RunError, match=message):
+        run.read_run(directory)
+
+
 @pytest.mark.parametrize("field", ["copies", "progress"])
 def test_checkpoints_of_another_form_are_refused(stopped, tmp_path, field):
     directory = copy(stopped, tmp_path)
