@@ -78,6 +78,11 @@ class Cluster:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
         return done.stdout
 
+    def steps(self) -> list[str]:
+        """The processes on this machine that run job steps."""
+        found = subprocess.run(["pgrep", "-x", "slurmstepd"], capture_output=True, text=True)
+        return found.stdout.split()
+
     def _begin(self, program: str, *options: str) -> None:
         path = _which(program)
         assert path is not None
@@ -123,7 +128,7 @@ class Cluster:
             "AccountingStorageType": "accounting_storage/none",
             "PreemptType": "preempt/partition_prio",
             "PreemptMode": "REQUEUE",
-            "ReturnToService": 2,
+            "ReturnToService": 1,  # a node that was set DOWN stays so until it is resumed
             "KillWait": 20,
             "SlurmdParameters": "config_overrides",
         }

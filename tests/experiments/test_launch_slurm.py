@@ -104,11 +104,12 @@ def preempt(cluster, directory):
 
 
 def fail_node(cluster, directory):
-    """The node goes down and comes back."""
+    """The node goes down and comes back once its processes are gone, as after a reboot: SLURM does
+    not start a job on a node that still runs it."""
     update = ("scontrol", "update", f"NodeName={cluster.node}")
     cluster.run(*update, "State=DOWN", "Reason=test")
-    time.sleep(3)
-    cluster.run(*update, "State=RESUME", check=False)  # it may have come back by itself
+    wait_for("the end of its processes", lambda: not cluster.steps())
+    cluster.run(*update, "State=RESUME")
 
 
 def warn(cluster, directory):
