@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +121,10 @@ class Simulation:
             qacc_warmstart=state.warmstart,
             ctrl=jnp.asarray(ctrl, state.qpos.dtype),
         )
-        data = jax.lax.fori_loop(0, self.task.frame_skip, lambda _, data: self._advance(data), data)
+        with _capsule_frames():
+            data = jax.lax.fori_loop(
+                0, self.task.frame_skip, lambda _, data: self._advance(data), data
+            )
         bad = ~(jnp.abs(jnp.concatenate([data.qpos, data.qvel])) < LARGEST).all()
         rest = self._rest.replace(ctrl=data.ctrl)
         physics = self._read(_forces(self._mjx, self._model, data))
@@ -218,6 +221,42 @@ def _implementation(impl: str | None) -> str:
     if impl == "warp" and not installed:
         raise ImportError("impl='warp' needs Warp: pip install warp-lang")
     return impl
+
+
+@contextlib.contextmanager
+def _capsule_frames() -> Iterator[None]:
+    """Gives contacts of capsules with planes MuJoCo's frames while a program is traced.
+
+    MuJoCo's friction pyramid has an edge along the capsule's axis. MJX's does not if the capsule is
+    steeper than 60 degrees, as Ant's legs often are.
+    """
+    driver: Any = importlib.import_module("mujoco.mjx._src.collision_driver")
+    functions = driver._COLLISION_FUNC
+    pair = (driver.GeomType.PLANE, driver.GeomType.CAPSULE)
+    before = functions[pair]
+    functions[pair] = _aligned(before)
+    try:
+        yield
+    finally:
+        functions[pair] = before
+
+
+def _aligned(collide: Any) -> Any:
+    """A collision function of planes and capsules, two contacts for each pair, with frames along
+    the capsules' axes."""
+
+    def aligned(model: Any, data: Any, key: Any, pairs: Any) -> Any:
+        distance, position, frame = collide(model, data, key, pairs)
+        normal, axis = (data.geom_xmat[pairs[:, i], :, 2] for i in (0, 1))
+        along = axis - normal * (normal * axis).sum(axis=1, keepdims=True)
+        size = jnp.sqrt((along**2).sum(axis=1, keepdims=True))
+        upright = size < 1e-6
+        along = jnp.where(upright, frame[::2, 1], along / jnp.where(upright, 1.0, size))
+        found = jnp.stack([normal, along, jnp.cross(normal, along)], axis=1)
+        return distance, position, jnp.repeat(found, 2, axis=0)
+
+    aligned.ncon = collide.ncon  # pyright: ignore[reportFunctionMemberAccess]
+    return aligned
 
 
 def _rk4(mjx: Any, model: Any, data: Any, *, free: bool) -> Any:

@@ -68,6 +68,28 @@ def test_steps_equal_gymnasiums(name):
     assert (task.obs_dim, task.action_dim) == (obs.shape[1], action.shape[1])
 
 
+@pytest.mark.parametrize("tilt", [0.0, 20.0, 50.0, 85.0])
+def test_friction_of_capsules_at_any_angle(tilt):
+    """A capsule slides on a plane; `tilt` is measured from the vertical."""
+    mujoco, mjx_ = mjx._import()
+    model = mujoco.MjModel.from_xml_string(f"""
+        <mujoco><worldbody>
+          <geom type="plane" size="1 1 1"/>
+          <body pos="0 0 {0.1 + 0.3 * np.cos(np.radians(tilt)) - 0.005}" euler="{tilt} 0 30">
+            <freejoint/><geom type="capsule" size="0.1 0.3"/>
+          </body>
+        </worldbody></mujoco>""")
+    data = mujoco.MjData(model)
+    data.qvel[:] = [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
+    mujoco.mj_forward(model, data)
+    with jax.numpy_rank_promotion("allow"):
+        put, start = mjx_.put_model(model, impl="jax"), mjx_.make_data(model, impl="jax")
+        with mjx._capsule_frames():
+            found = jax.jit(mjx_.forward)(put, start.replace(qvel=jnp.asarray(data.qvel)))
+    assert data.ncon >= 1 and np.abs(data.qacc[:2]).max() > 1
+    np.testing.assert_allclose(found.qacc, data.qacc, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     "name",
     [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in TASKS if "v5" in n],
